@@ -272,3 +272,36 @@ def test_installing_works_where_orbax_is_not_installed(tmp_path: Path) -> None:
     )
 
     assert run("-c", script, cwd=tmp_path).split() == ["penstock.orbax", "False"]
+
+
+def test_flags_of_orbax_can_be_set_while_it_is_replaced_and_orbax_defines_them_afterwards(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import sys\n"
+        "from absl import flags\n"
+        "import penstock.orbax\n"
+        "installed = penstock.orbax.install()\n"
+        "import orbax.checkpoint as ocp\n"
+        "flag = ocp.multihost.EXPERIMENTAL_ORBAX_USE_DISTRIBUTED_PROCESS_ID\n"
+        "flags.FLAGS.mark_as_parsed()\n"
+        "before = flag.value\n"
+        "flags.FLAGS.experimental_orbax_use_distributed_process_id = True\n"
+        "print(before, flag.value, ocp.multihost.use_experimental_distributed_process_id())\n"
+        "installed.remove()\n"
+        "print(flag.value)\n"
+        "for name in [name for name in sys.modules if name.startswith('orbax')]: del sys.modules[name]\n"
+        "import orbax.checkpoint\n"
+        "print('experimental_orbax_use_distributed_process_id' in flags.FLAGS)\n"
+    )
+
+    assert run("-c", script, cwd=tmp_path).split() == ["False", "True", "False", "False", "True"]
+
+
+def test_pathways_is_told_apart_and_refused() -> None:
+    multihost = penstock.orbax.multihost
+    assert not multihost.is_pathways_controller()
+    assert not multihost.is_pathways_colocated_runtime_active()
+    assert not multihost.is_cloud_pathways_persistence_enabled()
+    with pytest.raises(NotImplementedError, match="Pathways"):
+        multihost.mark_pathways_colocated_runtime_active()

@@ -57,7 +57,8 @@ NAMES = {
     ),
     "test_utils": (
         *("setup_pytree", "assert_tree_equal", "assert_array_equal", "create_sharded_array"),
-        *("apply_function", "print_directory", "erase_and_create_empty"),
+        *("apply_function", "print_directory", "erase_and_create_empty", "create_tmp_directory"),
+        "ocdbt_checkpoint_context",
     ),
 }
 ALL = [(module, name) for module, names in NAMES.items() for name in names]

@@ -12,6 +12,7 @@ import orbax.checkpoint
 import pytest
 
 import penstock.orbax
+from penstock.orbax import logging
 
 both = pytest.mark.parametrize("ocp", [penstock.orbax, orbax.checkpoint], ids=["penstock", "orbax"])
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided when restoring")
@@ -96,3 +97,41 @@ def test_a_store_that_only_reads_writes_nothing(tmp_path: Path, ocp: Any) -> Non
     store.update(tmp_path / "document", a=1)
 
     assert not list(tmp_path.iterdir())
+
+
+class Log:
+    """What a client of Google Cloud has for a log."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: list[tuple[Any, str]] = []
+
+    def log_struct(self, entry: Any, severity: str) -> None:
+        self.entries.append((entry, severity))
+
+
+class Client:
+    def __init__(self) -> None:
+        self.logs: list[Log] = []
+
+    def logger(self, name: str) -> Log:
+        self.logs.append(Log(name))
+        return self.logs[0]
+
+
+def test_a_cloud_logger_writes_entries_by_its_client() -> None:
+    client = Client()
+    options = logging.CloudLoggerOptions(job_name="job", logger_name="steps", client=client)
+    logger = logging.CloudLogger(options=options)
+    logger.log_entry({"step": 1}, severity="ERROR")
+    logger.log_entry({"step": 2}, severity="odd")
+    assert client.logs[0].name == "steps"
+    assert client.logs[0].entries == [
+        ({"step": 1, "job_name": "job"}, "ERROR"),
+        ({"step": 2, "job_name": "job"}, "INFO"),
+    ]
+
+
+def test_a_cloud_logger_says_what_it_needs() -> None:
+    with pytest.raises(ImportError, match="google-cloud-logging"):
+        logging.CloudLogger()

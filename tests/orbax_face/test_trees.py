@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from orbax.checkpoint._src.metadata import sharding as orbax_sharding
 from orbax.checkpoint._src.metadata import tree as orbax_tree_metadata
 
+import penstock.orbax as face
 from penstock.orbax import checkpoint_utils, metadata, test_utils, transform_utils, tree, utils
 from penstock.orbax import value_metadata as penstock_sharding
 from penstock.orbax.metadata import TreeMetadata, build_default_tree_metadata
@@ -535,3 +536,28 @@ def test_test_utils_make_and_compare_trees(tmp_path: Path, assert_same: Callable
     test_utils.print_directory(tmp_path)
     test_utils.erase_and_create_empty(tmp_path / "d")
     assert list((tmp_path / "d").iterdir()) == []
+
+
+def test_test_utils_make_what_an_interrupted_save_leaves(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    for name, library in {"ours": face, "theirs": orbax}.items():
+        final = epath.Path(tmp_path / name / "5")
+        at = library.path.atomicity._get_tmp_directory(final)
+        store = library.metadata.metadata_store(enable_write=True)
+        (at / "old").mkdir(parents=True)
+        library.test_utils.create_tmp_directory(at, final, path_permission_mode=0o700, metadata_store=store)
+        begun = store.read(at / "_CHECKPOINT_METADATA")["init_timestamp_nsecs"]
+        finished = library.utils.is_tmp_checkpoint(at), begun > 0, at.stat().mode & 0o777
+        final.mkdir()
+        with pytest.raises(FileExistsError):
+            library.test_utils.create_tmp_directory(final, final)
+        found[name] = at.name, sorted(one.name for one in at.iterdir()), finished
+    assert found["ours"] == found["theirs"]
+
+
+def test_test_utils_give_the_handlers_back_that_were_registered_before() -> None:
+    types: list[Any] = [int, np.ndarray, jax.Array]
+    before = [face.type_handlers.get_type_handler(ty) for ty in types]
+    with test_utils.ocdbt_checkpoint_context(use_ocdbt=True, ts_context=None):
+        assert not {*map(id, before)} & {id(face.type_handlers.get_type_handler(ty)) for ty in types}
+    assert [face.type_handlers.get_type_handler(ty) for ty in types] == before

@@ -131,6 +131,7 @@ class Runs:
         plugin = ["-p", "tests.programs.own_tests"]
         self._environment |= own_tests.settings(self._module, library, self._paths)
         left_out = [f"--deselect={name}" for name in tests.deselected]
+        left_out += [] if tests.conftest else ["--noconftest"]
         files = [folder / file for file in tests.files]
         self._call("pytest", *plain, *plugin, *left_out, f"--junitxml={results}", *files)
         if not results.exists():

@@ -22,10 +22,12 @@ class Tests:
     Attributes:
         files: Below the folder of the repository.
         deselected: Names of tests that fail or hang with either library, or need what is not here.
+        conftest: Whether its `conftest.py` can be loaded after jax.
     """
 
     files: Sequence[str]
     deselected: Sequence[str] = ()
+    conftest: bool = True
 
 
 @final

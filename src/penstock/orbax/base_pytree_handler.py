@@ -53,6 +53,7 @@ from penstock.orbax.enclosing_save import JointDirectory, joint_build_around, li
 from penstock.orbax.future import Future, PipelineFuture, awaited_as_raised, called_as_raised
 from penstock.orbax.item_files import bucket_url, path_text, place_of
 from penstock.orbax.leaf_args import (
+    ParamInfo,
     PathAwaitingCreation,
     RestoreArgs,
     SaveArgs,
@@ -78,7 +79,7 @@ from penstock.orbax.stage_workers import (
     save_stages,
 )
 from penstock.orbax.tree import get_param_names, is_empty_or_leaf, to_flat_dict
-from penstock.orbax.type_handlers import by_one_replica, default_registry
+from penstock.orbax.type_handlers import PLACEHOLDER, by_one_replica, default_registry, get_ts_context
 
 T = TypeVar("T")
 
@@ -160,6 +161,35 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
     def get_param_names(self, item: Any) -> Any:
         """Return a tree with each leaf replaced by its stored name."""
         return get_param_names(item)
+
+    def _get_param_infos(
+        self,
+        item: Any,
+        directory: Any,
+        *,
+        use_ocdbt: bool = True,
+        use_compression: bool | None = True,
+        use_zarr3: bool | None = None,
+        ocdbt_target_data_file_size: int | None = None,
+    ) -> Any:
+        """Return the tree with a `ParamInfo` for each leaf, which subclasses ask for (paxml)."""
+        context = get_ts_context(use_ocdbt=use_ocdbt)
+
+        def info(path: Any, name: str, value: Any) -> ParamInfo:
+            return ParamInfo(
+                name=name,
+                parent_dir=directory,
+                keypath=path,
+                skip_deserialize=getattr(value, "skip_deserialize", value is PLACEHOLDER),
+                is_ocdbt_checkpoint=use_ocdbt,
+                use_compression=use_compression,
+                use_zarr3=self._form.zarr == 3 if use_zarr3 is None else use_zarr3,
+                ocdbt_target_data_file_size=ocdbt_target_data_file_size,
+                ts_context=context,
+            )
+
+        names = self.get_param_names(item)
+        return tree_util.tree_map_with_path(info, names, item, is_leaf=is_empty_or_leaf)
 
     async def async_save(self, directory: Any, args: BasePyTreeSaveArgs) -> Sequence[Future] | None:
         """Copy a tree and begin to write it; the tree may change when this returns.

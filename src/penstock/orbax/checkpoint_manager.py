@@ -408,6 +408,8 @@ class CheckpointManager(WarnsOfOverrides):
     def _get_write_step_directory(self, step: int, root_dir: Any) -> Any:
         return self._steps.new_path(step, root_dir)
 
+    _get_save_directory = _get_write_step_directory
+
     def _get_read_step_directory(self, step: int, root_dir: Any) -> Any:
         return self._steps.path(step, root_dir)
 

@@ -203,6 +203,8 @@ class _Finder(MetaPathFinder, Loader):
         """Replace the loaded modules of Orbax, unless they are in use, by penstock's."""
         self._hidden = _take_out()
         import_module(_ALSO_IMPORTED)
+        for flag in _flags():
+            flag.define()
         sys.meta_path.insert(0, self)
         for name in _PRIVATE_PACKAGES:  # importing sets the attribute of what stands for their parent
             import_module(f"{ORBAX}.{name}")
@@ -213,6 +215,8 @@ class _Finder(MetaPathFinder, Loader):
             return
 
         sys.meta_path.remove(self)
+        for flag in _flags():
+            flag.drop()
         _take_out()
         for name in _PRIVATE_PACKAGES:
             vars(import_module(_OURS)).pop(name, None)
@@ -249,6 +253,12 @@ class _Finder(MetaPathFinder, Loader):
         found = _ours(module.__name__) if _is_orbax(module.__name__) else None
         if found is not None:
             sys.modules[module.__name__] = found
+
+
+def _flags() -> Iterable[Any]:
+    multihost: Any = import_module(f"{_OURS}.multihost")
+    names = ("USE_DISTRIBUTED_BARRIER", "USE_DISTRIBUTED_PROCESS_ID")
+    return [getattr(multihost, f"EXPERIMENTAL_ORBAX_{name}") for name in names]
 
 
 def _ours(name: str) -> ModuleType | None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 __all__ = (
     "AbstractLogger",
+    "CloudLogger",
+    "CloudLoggerOptions",
     "CompositeLogger",
     "RestoreStepStatistics",
     "SaveStepStatistics",
@@ -23,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any, Final, TypeVar, cast
 
 import jax
@@ -84,6 +87,54 @@ class StandardLogger(AbstractLogger):
     def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Log an entry."""
         kernel.get_logger().info("orbax.step", entry=msg, **kwargs)
+
+
+@dataclass
+class CloudLoggerOptions:
+    """The options of a `CloudLogger`.
+
+    Attributes:
+        job_name: Is in each entry.
+        logger_name: Of the log.
+        client: A `google.cloud.logging.Client`; None for one that is made.
+        checkpoint_metadata: Has no effect.
+    """
+
+    job_name: str = "checkpoint_job"
+    logger_name: str = "checkpoint_logger"
+    client: Any = None
+    checkpoint_metadata: Any = None
+
+
+class CloudLogger(AbstractLogger):
+    """Writes entries to a log of Google Cloud.
+
+    Args:
+        options: Which log, and by which client.
+
+    Raises:
+        ImportError: If there is no client, and google-cloud-logging is not installed.
+    """
+
+    def __init__(self, options: CloudLoggerOptions = CloudLoggerOptions()) -> None:
+        self.job_name, self.log_name, self.options = options.job_name, options.logger_name, options
+        self.logging_client = options.client or _cloud_client()
+        self._logger = self.logging_client.logger(self.log_name)
+
+    def log_entry(self, entry: Any, severity: str | None = "INFO") -> None:
+        """Write an entry, with the name of the job in it."""
+        known = severity in ("DEBUG", "WARNING", "ERROR", "CRITICAL")
+        self._logger.log_struct({**entry, "job_name": self.job_name}, severity=severity if known else "INFO")
+
+
+def _cloud_client() -> Any:
+    try:
+        logging = import_module("google.cloud.logging")
+    except ImportError as error:
+        text = "CloudLogger needs a client, or google-cloud-logging, which is not installed"
+        raise ImportError(text) from error
+
+    return logging.Client()
 
 
 class CompositeLogger(AbstractLogger):

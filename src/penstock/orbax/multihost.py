@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 __all__ = (
+    "EXPERIMENTAL_ORBAX_USE_DISTRIBUTED_BARRIER",
+    "EXPERIMENTAL_ORBAX_USE_DISTRIBUTED_PROCESS_ID",
     "BarrierSyncFn",
     "broadcast_one_to_all",
     "coordination_timeout",
@@ -13,13 +15,17 @@ __all__ = (
     "global_max",
     "initialize_distributed_to_device_ids",
     "initialize_runtime_to_distributed_ids",
+    "is_cloud_pathways_persistence_enabled",
     "is_distributed_to_device_ids_initialized",
     "is_jax_distributed_client_initialized",
     "is_native_pathways_backend",
     "is_pathways_backend",
+    "is_pathways_colocated_runtime_active",
+    "is_pathways_controller",
     "is_primary_host",
     "is_proxy_pathways_backend",
     "is_runtime_to_distributed_ids_initialized",
+    "mark_pathways_colocated_runtime_active",
     "process_count",
     "process_index",
     "process_index_from_device",
@@ -33,9 +39,10 @@ __all__ = (
     "use_experimental_distributed_process_id",
 )
 
+import os
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast, final
 
 import jax
 import numpy as np
@@ -45,6 +52,56 @@ from penstock.errors import ConfigError, SpecError
 
 _jax: Any = jax
 _multihost: Any = multihost_utils
+
+
+@final
+class ExperimentalFlag:
+    """A flag of absl that programs of several processes set. It has no effect: processes are jax's own.
+
+    It is defined while penstock stands in the place of Orbax, which defines it otherwise.
+
+    Args:
+        name: Of the flag.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._is_ours = False
+
+    @property
+    def value(self) -> bool:
+        """What it is set to."""
+        flags = _absl_flags()
+        return flags is not None and self.name in flags.FLAGS and bool(flags.FLAGS[self.name].value)
+
+    def define(self) -> None:
+        """Define it, where absl is installed, and it is not defined."""
+        flags = _absl_flags()
+        if flags is not None and self.name not in flags.FLAGS:
+            flags.DEFINE_bool(self.name, False, "Has no effect: processes are those of jax.")
+            self._is_ours = True
+
+    def drop(self) -> None:
+        """Undo that."""
+        flags = _absl_flags()
+        if flags is not None and self._is_ours:
+            delattr(flags.FLAGS, self.name)
+            self._is_ours = False
+
+
+def _absl_flags() -> Any:
+    try:
+        return import_module("absl.flags")
+    except ImportError:
+        return None
+
+
+EXPERIMENTAL_ORBAX_USE_DISTRIBUTED_BARRIER: Final = ExperimentalFlag(
+    "experimental_orbax_use_distributed_barrier"
+)
+EXPERIMENTAL_ORBAX_USE_DISTRIBUTED_PROCESS_ID: Final = ExperimentalFlag(
+    "experimental_orbax_use_distributed_process_id"
+)
 
 
 def process_count() -> int:
@@ -91,6 +148,38 @@ def is_proxy_pathways_backend() -> bool:
 def is_pathways_backend() -> bool:
     """Return whether either holds."""
     return is_native_pathways_backend() or is_proxy_pathways_backend()
+
+
+def is_pathways_controller() -> bool:
+    """Return whether this process is the one that controls all devices."""
+    return str(_jax.local_devices()[0].client.runtime_type) == "pathways"
+
+
+def is_cloud_pathways_persistence_enabled() -> bool:
+    """Return whether the environment asks that this backend stores arrays itself.
+
+    Raises:
+        ConfigError: If `ENABLE_PATHWAYS_PERSISTENCE` is neither 0 nor 1. It is a ValueError.
+    """
+    asked = os.environ.get("ENABLE_PATHWAYS_PERSISTENCE", "0")
+    if asked not in ("0", "1"):
+        raise ConfigError("ENABLE_PATHWAYS_PERSISTENCE", f"must be 0 or 1, and is {asked!r}")
+
+    return asked == "1"
+
+
+def mark_pathways_colocated_runtime_active() -> None:
+    """Refuse: penstock has no Pathways backend.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    raise NotImplementedError("penstock has no Pathways backend")
+
+
+def is_pathways_colocated_runtime_active() -> bool:
+    """Return False: penstock has no Pathways backend."""
+    return False
 
 
 def is_jax_distributed_client_initialized() -> bool:

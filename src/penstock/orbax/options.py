@@ -169,6 +169,13 @@ COMMIT_SUCCESS_FILE: Final = file_names.COMMIT_MARK
 TMP_DIR_SUFFIX: Final = file_names.TEMPORARY_SUFFIX
 
 
+def _get_tmp_directory(  # pyright: ignore[reportUnusedFunction]  # programs call it
+    final_path: Any,
+) -> Any:
+    """Return the path that Orbax builds a checkpoint at: paxml's tests make one there."""
+    return final_path.parent / (final_path.name + TMP_DIR_SUFFIX)
+
+
 class TemporaryPath:
     """Base of the classes that stand for a way to publish. They have no instances here."""
 

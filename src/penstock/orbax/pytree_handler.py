@@ -102,7 +102,7 @@ class PyTreeCheckpointHandler(TreeHandler):
             restore_concurrent_gb = restore_concurrent_gb or concurrent_gb
 
         stand_for("PyTreeCheckpointHandler", PyTreeCheckpointHandler)
-        self._aggregate_filename = aggregate_filename
+        self._aggregate_filename = aggregate_filename or file_names.LEGACY_MSGPACK  # paxml writes one itself
         self._primary_host = multiprocessing_options.primary_host
         self._handler_impl = handler_impl or BasePyTreeCheckpointHandler(
             save_concurrent_bytes=_bytes(save_concurrent_gb),
@@ -227,11 +227,7 @@ class PyTreeCheckpointHandler(TreeHandler):
     def _refuse_other_name(self, directory: str) -> None:
         """Refuse a tree that has a file of values which penstock would not find, and so not read."""
         name = self._aggregate_filename
-        if (
-            name is not None
-            and name != file_names.LEGACY_MSGPACK
-            and os.path.isfile(os.path.join(directory, name))
-        ):
+        if name != file_names.LEGACY_MSGPACK and os.path.isfile(os.path.join(directory, name)):
             problem = f"its values lie in {name!r}: rename that file to {file_names.LEGACY_MSGPACK!r}"
             raise UnsupportedFormatError(directory, problem)
 

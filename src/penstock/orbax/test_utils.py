@@ -1,4 +1,4 @@
-"""The module `test_utils` of Orbax's API, as far as its examples use it."""
+"""The module `test_utils` of Orbax's API, as far as its examples and public programs use it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ __all__ = (
     "assert_array_equal",
     "assert_tree_equal",
     "create_sharded_array",
+    "create_tmp_directory",
     "erase_and_create_empty",
+    "ocdbt_checkpoint_context",
     "print_directory",
     "setup_pytree",
 )
 
+import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +29,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock import kernel
 from penstock.embedding import prng_keys
+from penstock.orbax.item_files import place_of
+from penstock.orbax.metadata import StepMetadata, encode_step_metadata, step_metadata_file_path
+from penstock.orbax.multihost import is_primary_host, sync_global_processes
+from penstock.orbax.step import is_tmp_checkpoint
 from penstock.orbax.tree import PyTree, to_flat_dict
+from penstock.orbax.type_handlers import (
+    get_type_handler,
+    register_standard_handlers_with_options,
+    register_type_handler,
+)
 
 _jax: Any = jax
 _spec: Any = PartitionSpec
@@ -102,3 +116,69 @@ def erase_and_create_empty(directory: Any) -> Path:
 
     path.mkdir(parents=True)
     return path
+
+
+def create_tmp_directory(
+    tmp_dir: Any,
+    final_dir: Any,
+    *,
+    primary_host: int | None = 0,
+    active_processes: set[int] | None = None,
+    barrier_sync_key_prefix: str | None = None,
+    path_permission_mode: int | None = None,
+    metadata_store: Any = None,
+) -> Any:
+    """Make a directory that looks as if a save had been interrupted; an unfinished one there is replaced.
+
+    Args:
+        tmp_dir: Its path.
+        final_dir: The path that the save was for.
+        primary_host: The process that makes it; None if each does.
+        active_processes: Those that wait for it; None for all.
+        barrier_sync_key_prefix: For the names of the barriers.
+        path_permission_mode: Its permissions.
+        metadata_store: Writes when the save began.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileExistsError: If something that is finished is there.
+    """
+    path = place_of(tmp_dir)
+    about = ".".join(
+        filter(None, (barrier_sync_key_prefix, "create_tmp_directory", place_of(final_dir).name))
+    )
+    sync_global_processes(f"{about}.before", processes=active_processes)
+    if is_primary_host(primary_host):
+        if is_tmp_checkpoint(path):
+            shutil.rmtree(path)
+
+        path.mkdir(parents=True)  # which raises the FileExistsError
+        if path_permission_mode is not None:
+            os.chmod(path, path_permission_mode)
+        if metadata_store is not None:
+            begun = encode_step_metadata(StepMetadata(init_timestamp_nsecs=time.time_ns()))
+            metadata_store.write(step_metadata_file_path(path), begun)
+
+    sync_global_processes(f"{about}.after", processes=active_processes)
+    return path
+
+
+@contextmanager
+def ocdbt_checkpoint_context(use_ocdbt: bool, ts_context: Any) -> Generator[None]:
+    """Have standard handlers registered anew in the block, and those from before it afterwards.
+
+    Args:
+        use_ocdbt: Whether they are registered anew.
+        ts_context: Ignored, as by `register_standard_handlers_with_options`.
+    """
+    types: tuple[Any, ...] = (int, float, bytes, np.number, np.ndarray, jax.Array)
+    before = [(ty, get_type_handler(ty)) for ty in types]
+    if use_ocdbt:
+        register_standard_handlers_with_options(use_ocdbt=use_ocdbt, ts_context=ts_context)
+    try:
+        yield
+    finally:
+        for ty, handler in before:
+            register_type_handler(ty, handler, override=True)
