@@ -116,6 +116,28 @@ def test_a_legacy_function_says_of_which_type_a_leaf_is_restored(tmp_path: Path,
 
 
 @pytest.mark.parametrize("ocp", BOTH)
+def test_results_of_one_leaf_have_the_arguments_of_each(tmp_path: Path, ocp: Any) -> None:
+    path = saved(ours, tmp_path / "one", {"a": jnp.arange(4), "b": jnp.arange(2)})
+
+    def function(item: Any, structure: Any, infos: Any) -> Any:
+        return dict.fromkeys("xyz", structure["a"]), dict.fromkeys("xyz", infos["a"])
+
+    devices = jax.devices()
+    x, z = (
+        ocp.ArrayRestoreArgs(sharding=jax.sharding.SingleDeviceSharding(devices[at]), dtype=dtype)
+        for at, dtype in ((1, np.float32), (0, np.int8))
+    )
+    args = {"x": x, "y": ocp.RestoreArgs(restore_type=np.ndarray), "z": z}
+    found = restored(ocp, path, item=dict.fromkeys("xyz", 0), restore_args=args, legacy_transform_fn=function)
+
+    assert type(found["y"]) is np.ndarray
+    assert (found["x"].dtype, found["x"].devices()) == (np.float32, {devices[1]})
+    assert (found["z"].dtype, found["z"].devices()) == (np.int8, {devices[0]})
+    for value in found.values():
+        np.testing.assert_array_equal(value, np.arange(4))
+
+
+@pytest.mark.parametrize("ocp", BOTH)
 def test_the_structure_of_a_stored_tree_is_read_as_a_legacy_function_gets_it(
     tmp_path: Path, ocp: Any
 ) -> None:

@@ -454,20 +454,27 @@ def _by_function(args: PyTreeRestoreArgs, handler: BasePyTreeCheckpointHandler, 
     flat = to_flat_dict(chosen, is_leaf=lambda node: isinstance(node, ParamInfo))
     asked = {} if args.restore_args is None else to_flat_dict(args.restore_args)
     shown = to_flat_dict(structure, is_leaf=_is_entry)
-    needed: dict[Any, dict[str, RestoreArgs]] = {}
+    # A leaf that several results want otherwise is read once for each way.
+    needed: dict[Any, list[dict[str, RestoreArgs]]] = {}
+    turns: dict[tuple[str, ...], int] = {}
     for path, info in flat.items():
         if isinstance(info, ParamInfo) and not info.skip_deserialize:
             how = _of_type(asked.get(path, RestoreArgs()), shown.get(path))
-            needed.setdefault(info.parent_dir, {}).setdefault(info.name, how)
+            rounds = needed.setdefault(info.parent_dir, [])
+            fits = (turn for turn, names in enumerate(rounds) if names.get(info.name, how) == how)
+            turns[path] = turn = next(fits, len(rounds))
+            if turn == len(rounds):
+                rounds.append({})
+            rounds[turn][info.name] = how
 
-    values = {place: _named(names, handler, place) for place, names in needed.items()}
+    values = {place: [_named(names, handler, place) for names in rounds] for place, rounds in needed.items()}
 
     def value(path: tuple[str, ...], in_structure: Any) -> Any:
         info = flat.get(path)
         if not isinstance(info, ParamInfo) or info.skip_deserialize:
             return empty_value(in_structure.value_type) if _is_entry(in_structure) else in_structure
 
-        return values[info.parent_dir][info.name]
+        return values[info.parent_dir][turns[path]][info.name]
 
     made = {path: value(path, leaf) for path, leaf in shown.items()}
     return from_flat_dict(made, target=_tree.tree_map(_zero, structure, is_leaf=_is_entry))
