@@ -543,7 +543,7 @@ def test_test_utils_make_what_an_interrupted_save_leaves(tmp_path: Path) -> None
     for name, library in {"ours": face, "theirs": orbax}.items():
         final = epath.Path(tmp_path / name / "5")
         at = library.path.atomicity._get_tmp_directory(final)
-        store = library.metadata.metadata_store(enable_write=True)
+        store = library.metadata.metadata_store(enable_write=True, blocking_write=True)
         (at / "old").mkdir(parents=True)
         library.test_utils.create_tmp_directory(at, final, path_permission_mode=0o700, metadata_store=store)
         begun = store.read(at / "_CHECKPOINT_METADATA")["init_timestamp_nsecs"]

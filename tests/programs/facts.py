@@ -20,11 +20,10 @@ import jax
 import numpy as np
 
 _LEFT_OUT = re.compile(
-    r"(^|/)(ocdbt\.process_\d+|[cd]|[._]?penstock[^/]*|commit_success\.txt|orbax\.checkpoint)(/|$)",
+    r"(^|/)(ocdbt\.process_\d+|[cd]|[._]?penstock[^/]*|orbax\.checkpoint)(/|$)",
     re.IGNORECASE,
 )
-"""Names that differ by design: parts of a database, files of chunks, what only penstock adds, and the
-marks of what is whole, which penstock puts into a step, and not into each item."""
+"""Names that differ by design: parts of a database, files of chunks, and what only penstock adds."""
 
 _CHUNK = re.compile(r"\d+(\.\d+)*")
 
