@@ -177,7 +177,10 @@ SHORTLY: Final = {
         "Orbax reads it."
     ),
     "sets limits of memory": "They are one budget. What is larger than a limit is cut into pieces.",
-    "reads `jax.monitoring` or the log": "penstock tells by [events](events.md) what it does.",
+    "reads `jax.monitoring` or the log": (
+        "penstock tells by [events](events.md) what it does, through the logger `penstock` of `logging`. "
+        "What Orbax logs through absl is not there: public programs only silence it."
+    ),
     "keeps its steps in a bucket": (
         "Trees, JSON and metrics go to `s3://`, `gs://` and `az://`, from one process or all of a job. "
         "Refused before anything is written: handlers of items or leaves that write files themselves, "
