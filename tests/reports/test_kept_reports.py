@@ -214,9 +214,17 @@ async def test_a_medium_that_hangs_holds_up_neither_saves_nor_the_end(tmp_path: 
         with anyio.fail_after(20):
             options: dict[str, Any] = {"flush_s": 0.05}
             async with keeper_at(tmp_path, HangingReports(go_on), **options) as keeper:
-                keeper.note(str(tmp_path), "opened")
+                keeper.note(str(tmp_path), "deleted", "1")
     finally:
         go_on.set()
+
+
+@pytest.mark.anyio
+async def test_a_manager_that_saves_nothing_leaves_no_file(tmp_path: Path) -> None:
+    async with CheckpointManager(tmp_path) as manager:
+        assert manager.latest_step() is None
+
+    assert not (tmp_path / REPORTS).exists()
 
 
 @pytest.mark.anyio

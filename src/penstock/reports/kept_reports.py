@@ -177,6 +177,7 @@ class ReportKeeper:
 
     __slots__ = (
         "_changed",
+        "_due",
         "_events",
         "_failed",
         "_flush_s",
@@ -215,6 +216,7 @@ class ReportKeeper:
         self._roots: set[str] = set()
         self._metrics: dict[str, dict[str, float | None]] = {}  # of saves to come, by path
         self._noted: dict[str, deque[MakeKept]] = {}  # not written yet, by directory
+        self._due: set[str] = set()  # directories in which something else than opening and closing happened
         self._known: dict[str, Kept] = {}  # what is in the files in buckets
         self._changed = Event()
         self._under_way: CancelScope | None = None
@@ -231,13 +233,13 @@ class ReportKeeper:
             self._metrics[path] = {_short(name): value for name, value in numbers}
             if len(self._metrics) > _MOST_WAITING:  # of saves that never began
                 del self._metrics[next(iter(self._metrics))]
-            if len(self._metrics) > _MOST_WAITING:  # of saves that never began
-                del self._metrics[next(iter(self._metrics))]
 
     def note(self, root: str, what: str, name: str = "", text: str = "") -> None:
         """Note an event in a directory of steps whose reports are kept."""
         if root in self._roots:
-            self._add(root, partial(_kept_event, KeptEvent(time.time(), what, name, _short(text))))
+            event = KeptEvent(time.time(), what, name, _short(text))
+            # A manager that only looks, and saves nothing, leaves no file.
+            self._add(root, partial(_kept_event, event), is_due=what not in ("opened", "closed"))
 
     @contextmanager
     def observing(self, kind: str, path: str) -> Generator[Callable[[StageReport], object]]:
@@ -317,14 +319,16 @@ class ReportKeeper:
             folder, partial(_kept, report, name, time.time(), self._memory.statistics(), peak.nbytes, metrics)
         )
 
-    def _add(self, folder: str, make: MakeKept) -> None:
+    def _add(self, folder: str, make: MakeKept, *, is_due: bool = True) -> None:
         if self._writes:
             # A report has thousands of spans: it is made short in a thread, and few of them wait for that.
             self._noted.setdefault(folder, deque(maxlen=_MOST_WAITING)).append(make)
-            self._changed.set()
+            if is_due:
+                self._due.add(folder)
+                self._changed.set()
 
     async def _write(self, threads: Threads) -> None:
-        for folder in tuple(self._noted):
+        for folder in tuple(self._due.intersection(self._noted)):
             noted, self._hangs = self._noted.pop(folder), True
             known, add = self._known.get(folder), partial(_add, self._store_at(folder), folder)
             try:
