@@ -20,10 +20,11 @@ import jax
 import numpy as np
 
 _LEFT_OUT = re.compile(
-    r"(^|/)(ocdbt\.process_\d+|[cd]|[._]?penstock[^/]*|orbax\.checkpoint)(/|$)",
+    r"(^|/)(ocdbt\.process_\d+|[cd]|[._]?penstock[^/]*|orbax\.checkpoint|metadata/commit_success\.txt)(/|$)",
     re.IGNORECASE,
 )
-"""Names that differ by design: parts of a database, files of chunks, and what only penstock adds."""
+"""Names that differ by design: parts of a database, files of chunks, and what only penstock adds: so a mark
+in the metadata of a directory of steps."""
 
 _CHUNK = re.compile(r"\d+(\.\d+)*")
 
