@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 def main() -> None:
     """Print the table, in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Compare codecs.")
     parser.add_argument("--weights", type=Path, help="a .pth file of torch's, with float32 in it")
     options = parser.parse_args()
     lines = [
@@ -103,13 +104,13 @@ def measured(text: str, numbers: Numbers) -> tuple[float, float, float]:
 
 def best(call: Callable[[], T]) -> tuple[float, T]:
     """The least processor time of some calls, and what the last one returned."""
-    least = float("inf")
-    for _ in range(REPETITIONS):
+
+    def once() -> tuple[float, T]:
         since = time.process_time()
         found = call()
-        least = min(least, time.process_time() - since)
+        return time.process_time() - since, found
 
-    return least, found
+    return min([once() for _ in range(REPETITIONS)], key=itemgetter(0))
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ class Recording:
 
     def manager(self, store: Store | None = None, **options: Any) -> CheckpointManager:
         """Make a manager of this layout, for the root `run`."""
-        given = {"config": QUIET, **self.storing.arguments(), **options}
+        given: dict[str, Any] = {"config": QUIET, **self.storing.arguments(), **options}
         return CheckpointManager(self.folder / "run", store=store or LocalStore(), **given)
 
     async def save(self, checkpointer: Checkpointer, name: str, number: int, **options: Any) -> None:
