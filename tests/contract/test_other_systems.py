@@ -60,7 +60,7 @@ async def main():
         for step in (1, 2):
             await manager.save(step, state)
         await manager.wait()
-    assert sorted(os.listdir("run")) == ["2"], os.listdir("run")
+    assert sorted(os.listdir("run")) == ["2", "_PENSTOCK_REPORTS.json"], os.listdir("run")
     assert sorted(os.listdir(".")) == ["one", "run"], os.listdir(".")
 
 

@@ -80,6 +80,8 @@ ELSEWHERE = {
     "options.MultiprocessingOptions": {"barrier_sync_key_prefix"},  # tests/handlers/coordinators
     "checkpoint_manager.CheckpointInfo": {"path", "is_readable"},  # penstock's own, for its managers
     "future.PipelineFuture": {"keep"},  # penstock's own, for its handlers
+    # In tests/programs, by paxml's own tests: it makes a directory for one process as for several.
+    "test_utils.create_tmp_directory": {"primary_host", "active_processes", "barrier_sync_key_prefix"},
     "pathways.register_type_handlers": {"use_single_replica_array_handler"},  # it refuses whatever is given
 }
 """What is shown where this test does not look, or needs nothing that shows it."""

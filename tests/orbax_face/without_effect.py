@@ -47,6 +47,7 @@ WITHOUT_EFFECT: Final[dict[str, dict[str, str]]] = {
         "timeout_secs": _BARRIERS,
         "operation_id": _BARRIERS,
     },
+    "logging.CloudLoggerOptions": {"checkpoint_metadata": "Nor has it in Orbax."},
     "options.FileOptions": {"skip_sync_file_validations": _CHECKED},
     "path.step.standard_name_format": {
         "single_host_load_and_broadcast": _LISTED,

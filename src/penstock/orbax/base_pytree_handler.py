@@ -188,7 +188,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
                 ts_context=context,
             )
 
-        names = self.get_param_names(item)
+        names = get_param_names(item)  # an override is warned of when its class is made
         return tree_util.tree_map_with_path(info, names, item, is_leaf=is_empty_or_leaf)
 
     async def async_save(self, directory: Any, args: BasePyTreeSaveArgs) -> Sequence[Future] | None:

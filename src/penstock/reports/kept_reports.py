@@ -487,7 +487,7 @@ def _short(text: str) -> str:
 
 def _process_bytes() -> int:
     """Return the resident memory of this process; 0 where the system has no `/proc`."""
-    with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", encoding="ascii") as file:
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     return 0
