@@ -37,11 +37,12 @@ def test_what_the_primary_merges_is_a_checkpoint_with_all_parts(n_processes: int
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_0", "step_1"]
 
     open_as_reader(tmp_path / "step_0")  # the first one may read modules, too
-    opened = open_as_reader(tmp_path / "step_1")
+    # Counted are all reads of this process, also those of a thread that runs tests for another process.
+    opened = min([open_as_reader(tmp_path / "step_1")["open_bytes"] for _ in range(3)])
     documents = [
         found[name] for name in ("index_bytes", "integrity_bytes", "sharding_bytes", "metadata_bytes")
     ]
-    assert sum(documents) <= opened["open_bytes"] <= sum(documents) + 4096
+    assert sum(documents) <= opened <= sum(documents) + 4096
     answered = open_once_for_all(tmp_path / "step_1")
     assert (answered["told_calls"], answered["told_read_bytes"] < 1024) == (0, True)
 
