@@ -1,4 +1,4 @@
-"""What a shell is offered for an argument: steps, leaves, items, metrics, keys of the configuration.
+"""Offers for an argument in a shell: steps, leaves, items, metrics, keys of the configuration.
 
 Each is called by argcomplete with the words so far. It offers nothing where it cannot look: a shell that asks
 shows no errors. In a bucket it does not look, because each key that is pressed would be a request.

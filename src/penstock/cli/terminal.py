@@ -101,7 +101,7 @@ class Table:
 
 
 class Sink(Protocol):
-    """What lines are written to: a stream, or a pager."""
+    """Takes lines: a stream, or a pager."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> None: ...

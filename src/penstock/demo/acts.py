@@ -30,7 +30,7 @@ PATIENCE_S = 30.0  # with the second process, once the first one has ended
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     text: Path | None = None  #: None: penstock's own
     steps: int = 85
@@ -280,7 +280,7 @@ class _Demo:
 
 
 def _is_in_the_middle(log: TrainingLog) -> bool:
-    """Whether the held save is staged and half written, and a step was done since it began."""
+    """Return whether the held save is staged and half written, and a step was done since it began."""
     held = log.held
     if held is None or log.steps[-1].step == held.step:
         return False

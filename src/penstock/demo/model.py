@@ -31,7 +31,7 @@ _jnp = cast("Any", jnp)
 @final
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What the shapes follow from, and how much one step looks at."""
+    """The numbers that shapes follow from, and how much one step looks at."""
 
     width: int
     layers: int

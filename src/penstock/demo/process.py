@@ -36,7 +36,7 @@ LONGEST_LINE = 2**24  # bytes; a save's line holds every span of every stage
 @final
 @dataclass(slots=True)
 class TrainingLog:
-    """What a training process has told so far, and how it ended."""
+    """The records of a training process so far, and how it ended."""
 
     started: StartedTraining | None = None
     restored: Restored | None = None

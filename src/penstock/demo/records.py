@@ -1,4 +1,4 @@
-"""What a training process tells its parent: one JSON object a line.
+"""Records from a training process to its parent: one JSON object a line.
 
 The parent imports neither jax nor numpy, and this module lets it stay so.
 """

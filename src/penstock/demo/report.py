@@ -1,4 +1,4 @@
-"""What the demo concludes from the records, as text."""
+"""The conclusions of the demo from the records, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo needs around it: a place, and a way to stop."""
+"""A place for the demo, and a way to stop it."""
 
 from __future__ import annotations
 
