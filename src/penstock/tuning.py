@@ -181,7 +181,7 @@ CODECS: Final[Sequence[Candidate]] = (
 @final
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What may be tried: every combination of `Settings`, and options next to them; or only what is given."""
+    """All that may be tried: combinations of `Settings`, and options next to them; or only what is given."""
 
     extras: Sequence[Candidate] = ()
     most_memory: float = 0.0  #: the largest budget that is tried; 0: the present one alone

@@ -1,4 +1,4 @@
-"""Which text the demo learns: penstock's own."""
+"""The text that the demo learns: penstock's own."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the picture shows; times in milliseconds from the call of `save`."""
+    """The content of the picture; times in milliseconds from the call of `save`."""
 
     title: str
     subtitle: str

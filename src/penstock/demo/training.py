@@ -42,7 +42,7 @@ KEPT_BEST = 1
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """What one training process is to do. Equal options and text give equal losses, bit for bit."""
+    """The task of one training process. Equal options and text give equal losses, bit for bit."""
 
     directory: str  #: of steps
     text: str  #: a file
@@ -164,7 +164,7 @@ class _Training:
                 return  # between two saves, so that training goes on during the last one, too
 
     def _is_late(self, step: int, warm_at: float) -> bool:
-        """Whether this process has had its share: all three start, and train for 2.2 times as long."""
+        """Return whether this process has had its share: all three start, and train for 2.2 times as long."""
         options = self._options
         if options.seconds is None or step < LEAST_SAVES * options.every:
             return False

@@ -70,7 +70,7 @@ class ExperimentalFlag:
 
     @property
     def value(self) -> bool:
-        """What it is set to."""
+        """Its present value."""
         flags = _absl_flags()
         return flags is not None and self.name in flags.FLAGS and bool(flags.FLAGS[self.name].value)
 

@@ -1,4 +1,4 @@
-"""What limited a save or a restore, and which options make it faster: a model that is fitted to its figures.
+"""Finds the limit of a save or a restore, and what makes it faster: a model is fitted to its figures.
 
 The stages before the store make messages, one after another. The store's workers take them, several at a
 time: as many as the budgets of memory let be under way (Little's law). A message costs a latency, and its
@@ -36,7 +36,7 @@ from penstock.kernel.pipeline.statistics import Advice, Span, StageStatistics
 MIB: Final = 2**20
 
 GAIN: Final = 0.92
-"""What makes a run faster takes at most this part of the time: less is noise."""
+"""A change that makes a run faster leaves at most this part of the time: less is noise."""
 
 
 # What is changed.
@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def message_bytes(self) -> int:
-        """How large a piece is under the budgets."""
+        """The bytes of a piece under the budgets."""
         most = self.piece_bytes if not self.in_flight_bytes else min(self.piece_bytes, self.in_flight_bytes)
         return piece_bytes_within(most, self.limit_bytes) if self.limit_bytes else most
 
@@ -130,7 +130,7 @@ Sharing: TypeAlias = Literal["each", "all", "unknown"]
 @final
 @dataclass(frozen=True, slots=True)
 class FlowModel:
-    """How long a save or a restore takes, as a function of its settings."""
+    """The seconds of a save or a restore, as a function of its settings."""
 
     large_bytes: float  #: that are cut into pieces
     n_small: int  #: messages that are smaller by far, whatever a piece is
@@ -143,11 +143,11 @@ class FlowModel:
     is_leased: bool = True  #: whether what is under way counts to the budget of memory
 
     def n_messages(self, settings: Settings) -> int:
-        """How many messages there are for the store's workers."""
+        """Return the number of messages for the store's workers."""
         return math.ceil(self.large_bytes / settings.message_bytes) + self.n_small
 
     def room(self, settings: Settings) -> float:
-        """How many of them the budgets let be under way."""
+        """Return the number of them that the budgets let be under way."""
         limits = [settings.in_flight_bytes, settings.limit_bytes if self.is_leased else 0]
         return min([max(1, limit // settings.message_bytes) for limit in limits if limit], default=math.inf)
 
@@ -185,12 +185,12 @@ class Fitted:
 
     @property
     def n_now(self) -> int:
-        """How many messages there were."""
+        """The number of messages there were."""
         return self.each.n_messages(self.settings)
 
     @property
     def n_enough(self) -> int:
-        """How many there would be if the budgets were large."""
+        """Their number if the budgets were large."""
         return self.each.n_messages(replace(self.settings, limit_bytes=0, in_flight_bytes=0))
 
     @property
@@ -412,14 +412,14 @@ def _misfit(nbytes: Sequence[float], seconds: Sequence[float]) -> float:
 Limit: TypeAlias = Literal[
     "nothing", "memory", "messages", "parallelism", "processors", "latency", "stream", "bandwidth", "stage"
 ]
-"""What held a run up: too little memory, too many messages, too few under way, the processors, the store's
+"""The limit: too little memory, too many messages, too few under way, the processors, the store's
 latency, its bandwidth of each stream or in all, or something else in a stage; nothing, if nothing ran."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What held a run up, and what to change."""
+    """The limit of a run, and the change that helps."""
 
     limit: Limit
     text: str  #: one to three sentences

@@ -1,4 +1,4 @@
-"""What saves and restores did, kept in a small file next to the steps, for `penstock ui`: a flight recorder.
+"""Reports of saves and restores in a small file next to the steps, for `penstock ui`: a flight recorder.
 
 The file is not taken for a checkpoint: steps are found by their directories. Its size is bounded, and it is
 written in the background, at most once a second. What is read back is untrusted.
@@ -65,7 +65,7 @@ BUCKET_INTERVALS: Final = 15
 """As many times that is between two writes to buckets, where each is paid for."""
 
 FLUSH_S: Final = 5.0
-"""How long leaving waits for the last write. A medium that hangs may take no more of a program's time."""
+"""Seconds that leaving waits for the last write. A medium that hangs may take no more of a program's time."""
 
 _Date: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=_LAST_DATE)]
 
