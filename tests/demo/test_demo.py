@@ -21,7 +21,7 @@ from tests.xla_settings import xla_flags
 
 import penstock
 from penstock.cli.terminal import CommandError, PlainOutput
-from penstock.demo.acts import require_followed
+from penstock.demo.acts import own_text, read_text, require_followed
 from penstock.demo.corpus import Corpus
 from penstock.demo.model import SIZES, State, count_parameters, init_state, train_step
 from penstock.demo.process import TrainingLog
@@ -45,7 +45,6 @@ from penstock.demo.report import (
     save_table,
     wrapped,
 )
-from penstock.demo.texts import own_text, read_text
 from penstock.demo.timeline import draw, timeline_of
 from penstock.demo.training import unfinished
 from penstock.kernel import Span, StageStatistics

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-__all__ = ("DemoOptions", "require_followed", "run_demo")
+__all__ = ("DemoOptions", "own_text", "read_text", "require_followed", "run_demo")
 
+import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, final
 
 import anyio
-from anyio import Event, create_task_group, move_on_after
+from anyio import CancelScope, Event, create_task_group, move_on_after, open_signal_receiver
 
+import penstock
 from penstock.cli.terminal import CommandError, Output, format_bytes
 from penstock.demo import report
 from penstock.demo.bucket import BUCKET, bucket_on_loopback
 from penstock.demo.process import TrainingLog, run_training
 from penstock.demo.records import DurableSave, FinishedStep, FollowedStep, Record, Restored
-from penstock.demo.scratch import end_on_signal, open_directory
-from penstock.demo.texts import read_text
 from penstock.demo.timeline import draw, timeline_of
+from penstock.kernel.words import counted
 
+LEAST_LETTERS = 1000  # of a text
 PATIENCE_S = 30.0  # with the second process, once the first one has ended
 
 
@@ -54,7 +57,7 @@ def run_demo(options: DemoOptions, output: Output) -> int:
 
     text, what = read_text(options.text)
     with ExitStack() as ends:
-        directory = ends.enter_context(open_directory(options.keep, output))
+        directory = ends.enter_context(_open_directory(options.keep, output))
         (directory / "text.txt").write_text(text, "utf-8")
         if options.store == "s3":
             ends.enter_context(bucket_on_loopback(directory / "seaweedfs"))
@@ -84,7 +87,7 @@ class _Demo:
         received: list[int] = []
         failure: Exception | None = None
         async with create_task_group() as tasks:
-            tasks.start_soon(end_on_signal, tasks.cancel_scope, received)
+            tasks.start_soon(_end_on_signal, tasks.cancel_scope, received)
             try:
                 await self._train(text)
                 await self._kill()
@@ -200,7 +203,8 @@ class _Demo:
         followed = self._follower.followed
         peak, limit = max(step.peak_bytes for step in followed), followed[0].limit_bytes
         self._succeed(
-            f"Bit-equal, too: what the second process found from what it restored of {_counted(followed)}, "
+            "Bit-equal, too: what the second process found from what it restored of "
+            f"{counted(len(followed), 'step')}, "
             f"with {format_bytes(peak)} of its {format_bytes(limit)} of memory."
         )
 
@@ -309,10 +313,6 @@ def require_followed(reference: TrainingLog, follower: TrainingLog) -> None:
             raise CommandError(f"NOT bit-equal: {problem}")
 
 
-def _counted(followed: Sequence[FollowedStep]) -> str:
-    return "1 step" if len(followed) == 1 else f"{len(followed)} steps"
-
-
 def _losses(log: TrainingLog) -> list[float]:
     return [float.fromhex(step.loss) for step in log.steps]
 
@@ -320,3 +320,61 @@ def _losses(log: TrainingLog) -> list[float]:
 def _most_telling(log: TrainingLog) -> DurableSave:
     """Choose the save during which most training steps were done; of several, the last."""
     return max(log.saves, key=lambda save: (log.steps_during(save), save.step))
+
+
+def read_text(path: Path | None) -> tuple[str, str]:
+    """Return a text, and in a few words what it is: the one at `path`, or penstock's own.
+
+    Raises:
+        CommandError: If it cannot be read, or is too short to learn from.
+    """
+    if path is None:
+        return own_text()
+
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+
+    if len(text) < LEAST_LETTERS:
+        raise CommandError(f"{path} is too short: {len(text)} characters, of {LEAST_LETTERS} needed")
+
+    return text, str(path)
+
+
+def own_text() -> tuple[str, str]:
+    """Return the source of penstock's kernel, and what it is in a few words."""
+    kernel = Path(penstock.__file__).parent / "kernel"
+    text = "\n".join(path.read_text("utf-8") for path in sorted(kernel.rglob("*.py")))
+    return text, "the source of penstock's kernel"
+
+
+@contextmanager
+def _open_directory(keep: Path | None, output: Output) -> Generator[Path]:
+    """Yield an empty directory; name it, and remove it afterwards unless it is to be kept."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise CommandError(f"{keep} is not empty")
+
+        yield keep
+        return
+
+    path = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    output.say(
+        report.wrapped(f"Checkpoints go to {path}, which is removed at the end (--keep DIR keeps them).")
+    )
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+        output.say(f"Removed {path}.")
+
+
+async def _end_on_signal(scope: CancelScope, received: list[int]) -> None:
+    """Wait for Ctrl-C or a request to end, note which, and cancel `scope`."""
+    with open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            received.append(number)
+            scope.cancel()
+            return

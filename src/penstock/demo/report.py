@@ -25,6 +25,7 @@ from penstock.cli.terminal import Table, format_bytes
 from penstock.demo.bucket import objects_below
 from penstock.demo.process import TrainingLog
 from penstock.demo.records import DurableSave, FollowedStep, Restored
+from penstock.kernel.words import counted
 
 BARS = "▁▂▃▄▅▆▇█"
 LEFT = "left by the kill"
@@ -154,7 +155,7 @@ def _save_rows(name: str, log: TrainingLog) -> Iterator[tuple[str, ...]]:
             _ms(save.staged_s),
             _ms(save.durable_s),
             _ms(save.stall_s),
-            _counted(log.steps_during(save)),
+            counted(log.steps_during(save), "step"),
         )
 
     if log.held is not None:
@@ -164,7 +165,3 @@ def _save_rows(name: str, log: TrainingLog) -> Iterator[tuple[str, ...]]:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms"
-
-
-def _counted(n_steps: int) -> str:
-    return f"{n_steps} step{'' if n_steps == 1 else 's'}"

@@ -14,6 +14,7 @@ from penstock.cli.terminal import format_bytes
 from penstock.demo.process import TrainingLog
 from penstock.demo.records import DurableSave
 from penstock.kernel import Span, bottleneck
+from penstock.kernel.words import counted
 
 WIDTH = 1180
 LEFT = 190  # of the plot
@@ -80,11 +81,12 @@ def timeline_of(log: TrainingLog, save: DurableSave) -> Timeline:
             colour, slow = COLOURS[at % len(COLOURS)], stage.name == slowest
             lanes.append(Lane(name, colour, _duration(busy), bars, slow, worker == workers[0]))
 
-    durable = save.durable_s * 1e3
+    durable, n = save.durable_s * 1e3, log.steps_during(save)
+    during = counted(n, "training step") if n else "no training steps"
     return Timeline(
         f"One save of penstock while training goes on: step {save.step}",
         f"{save.n_leaves} leaves, {format_bytes(save.nbytes)}; staged after {save.staged_s * 1e3:.0f} ms, "
-        f"durable after {durable:.0f} ms; {_counted(log.steps_during(save))} ended meanwhile; "
+        f"durable after {durable:.0f} ms; {during} ended meanwhile; "
         f"bottleneck: {slowest}",
         tuple(lanes),
         ((0.0, "save()"), *sorted((ms(moment), name) for name, moment in save.milestones.items())),
@@ -190,10 +192,6 @@ def _milestones(timeline: Timeline, bottom: float) -> Iterator[str]:
 
 def _text(x: float, y: float, text: str, style: str = "", *, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _counted(n_steps: int) -> str:
-    return f"{n_steps or 'no'} training step{'' if n_steps == 1 else 's'}"
 
 
 def _duration(ms: float) -> str:

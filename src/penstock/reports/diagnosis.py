@@ -32,6 +32,7 @@ from typing import Final, Literal, TypeAlias, final
 from penstock.kernel.memory.regulator import Flow
 from penstock.kernel.pipeline.run_context import BUDGET_PIECES, RunLimits, piece_bytes_within
 from penstock.kernel.pipeline.statistics import Advice, Span, StageStatistics
+from penstock.kernel.words import counted
 
 MIB: Final = 2**20
 
@@ -605,14 +606,14 @@ def _cause(fitted: Fitted, found: Bottleneck, better: _Better, *, is_sure: bool)
     if fitted.is_late:
         return "latency", _latency_text(fitted)
     if part == "larger":
-        cost = f"{1000 * model.feed_s:.2g} ms of the event loop for each of {_counted(n, 'message')}"
+        cost = f"{1000 * model.feed_s:.2g} ms of the event loop for each of {counted(n, 'message')}"
         return "messages", f"Small messages are the bottleneck: {cost}."
     if new.piece_bytes < now.piece_bytes:
-        messages = f"{_counted(n, 'message')} for {_counted(now.concurrency, 'worker')}"
+        messages = f"{counted(n, 'message')} for {counted(now.concurrency, 'worker')}"
         return "parallelism", f"Parallelism is the bottleneck: {messages} of {stage!r}."
 
     took, rate = _took(fitted.busy_s, found.of_s), _rate(fitted.each.stream_rate)
-    busy = f"{stage!r} was busy {took}, with {rate} for each of {_counted(now.concurrency, 'worker')}"
+    busy = f"{stage!r} was busy {took}, with {rate} for each of {counted(now.concurrency, 'worker')}"
     if not is_sure:
         return "bandwidth", f"The store's bandwidth is the bottleneck: {busy}."
 
@@ -624,9 +625,9 @@ def _memory_text(fitted: Fitted, found: Bottleneck, better: _Better) -> str:
     n, enough = fitted.n_now, fitted.n_enough
     why: list[str] = []
     if n > enough:
-        why.append(f"makes {_counted(n, 'message')} of what could travel in {enough}")
+        why.append(f"makes {counted(n, 'message')} of what could travel in {enough}")
     if model.room(now) < min(now.concurrency, n):
-        few = f"{model.room(now):.0f} of {_counted(now.concurrency, 'worker')}"
+        few = f"{model.room(now):.0f} of {counted(now.concurrency, 'worker')}"
         why.append(f"lets {few} of {_STORE[fitted.flow]!r} work at a time")
     if found.why == "memory_wait" or not why:
         waited = _took(_waited_s(found.stage), found.of_s)
@@ -641,7 +642,7 @@ def _memory_text(fitted: Fitted, found: Bottleneck, better: _Better) -> str:
 
 def _latency_text(fitted: Fitted) -> str:
     model = fitted.cautious
-    messages = _counted(model.n_messages(fitted.settings), "message")
+    messages = counted(model.n_messages(fitted.settings), "message")
     each = f"each of {messages} of {_STORE[fitted.flow]!r} waits {1000 * model.latency_s:.3g} ms"
     return f"The store's latency is the bottleneck: {each}, whatever its size."
 
@@ -684,7 +685,7 @@ def _by_pieces(fitted: Fitted, found: Bottleneck) -> Diagnosis:
     )
     words = (
         f"Memory is the bottleneck: the budget of {fitted.settings.limit_bytes / MIB:.4g} MiB makes "
-        f"{_counted(fitted.n_now, 'message')} of what could travel in {fitted.n_enough}, and "
+        f"{counted(fitted.n_now, 'message')} of what could travel in {fitted.n_enough}, and "
         f"{found.stage.name!r} was busy {_took(found.seconds, found.of_s)} with them. "
         f"{_options_text(options)}; how much that gains, this run does not show."
     )
@@ -733,10 +734,6 @@ def _took(seconds: float, of_s: float) -> str:
 
 def _short(seconds: float) -> str:
     return f"{seconds:.2g}" if seconds < 99.5 else f"{seconds:.0f}"
-
-
-def _counted(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def _rate(rate: float) -> str:

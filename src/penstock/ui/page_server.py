@@ -265,7 +265,7 @@ class _RunPages:
 
 @final
 class _Pages:
-    """What is answered to the page."""
+    """The answers to the page."""
 
     def __init__(self, runs: Sequence[_RunPages]) -> None:
         self._runs = runs

@@ -1,4 +1,4 @@
-"""What is known of a run: its steps and what was recorded of them, read bit by bit.
+"""A run: its steps and what was recorded of them, read bit by bit.
 
 A run of ten thousand steps is read within a budget of time for each look, the newest steps first, and only
 what changed since the last look is told. Names and texts from a run have no control characters in them.
