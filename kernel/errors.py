@@ -33,6 +33,7 @@ __all__ = (
     "IncompletePipelineError",
     "InsufficientMemoryError",
     "InvalidLeafError",
+    "KeeperLostError",
     "LeaseTooLargeError",
     "LinkOutsideError",
     "MissingExtraError",
@@ -578,6 +579,22 @@ class UnreachableError(StorageError, ConnectionError):
 
     def __init__(self, operation: str, path: str, problem: str) -> None:
         StorageError.__init__(self, operation, path, problem, errno.EHOSTUNREACH)
+
+
+@final
+class KeeperLostError(StorageError, ConnectionError):
+    """No keeper of this user answers on this host, or not in time. Its steps may be in other tiers.
+
+    Start one, with `penstock keeper run`, or look at why it stands still. What an ended one held is gone.
+
+    Attributes:
+        is_absent: Whether nobody listens there; else somebody does, and does not answer as a keeper.
+    """
+
+    def __init__(self, socket: str, problem: str, number: int | None = None) -> None:
+        advice = "; `penstock keeper run` starts one" if number == errno.ECONNREFUSED else ""
+        StorageError.__init__(self, "ask the keeper at", socket, f"{problem}{advice}", number)
+        self.is_absent = number == errno.ECONNREFUSED
 
 
 @final

@@ -260,6 +260,7 @@ def _as_scheme(value: object) -> Scheme:
 
 
 _BUCKET: Final = "penstock.handlers.stores.buckets.bucket_store:BUCKET"
+_KEEPER: Final = "penstock.handlers.stores.keeper.keeper_store:KEEPER"
 
 # Declared as other distributions declare theirs, so that the kernel imports no store.
 SCHEMES: Final = PluginKind(
@@ -267,6 +268,6 @@ SCHEMES: Final = PluginKind(
     "penstock.stores",
     partial(ConfigError, "store"),
     _as_scheme,
-    own=dict.fromkeys(("s3", "gs", "az"), _BUCKET),
+    own={"s3": _BUCKET, "gs": _BUCKET, "az": _BUCKET, "keeper": _KEEPER},
 )
 """The schemes that there are, by name."""

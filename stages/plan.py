@@ -26,7 +26,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import AdoptsMemory, CheckedRead, DirectRead, Read, ScatterRead
-from penstock.kernel.protocols.stores import SystemFiles
+from penstock.kernel.protocols.stores import SharedFiles
 from penstock.stages.messages.batching import batched
 from penstock.stages.planning.leaf_reads import check_plain
 from penstock.stages.planning.restore_planner import plan_restore
@@ -50,14 +50,14 @@ def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf], verify: bool = False
         UnsupportedFormatError: If a leaf is opaque: its file does not hold its plain bytes.
     """
     store = run.store
-    if (system := store.system_files) is None:
-        raise UnsupportedByStoreError("map the files of", run.path, store, SystemFiles)
+    if (shared := store.shared_files) is None:
+        raise UnsupportedByStoreError("map the files of", run.path, store, SharedFiles)
 
     files: dict[str, memoryview] = {}
-    return [_map_leaf(system, leaf, files, verify=verify) for leaf in leaves]
+    return [_map_leaf(shared, leaf, files, verify=verify) for leaf in leaves]
 
 
-def _map_leaf(store: SystemFiles, leaf: ReadLeaf, files: dict[str, memoryview], *, verify: bool) -> ReadLeaf:
+def _map_leaf(store: SharedFiles, leaf: ReadLeaf, files: dict[str, memoryview], *, verify: bool) -> ReadLeaf:
     check_plain(leaf.reads)
     mapped: set[int] = set()  # regions, by identity
     for region in leaf.target.regions:

@@ -691,7 +691,7 @@ class _SharedArrangedFiles(_ArrangedFiles):
     """
 
     def _open_file(self, path: str, file: _ArrangedFile) -> DataFile:
-        files = self._run.store.system_files
+        files = self._run.store.shared_files
         assert files is not None, "the plan says so"
         file.opened = opened = files.open_for_writing(path)
         self.files.append(opened)

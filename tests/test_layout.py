@@ -314,6 +314,7 @@ IS_ALSO_ABOUT = {
     "handlers/formats/safetensors/test_many_tensors.py": ("stages.planning",),
     "handlers/layouts/test_discovery.py": ("inspection",),
     "interop": ("handlers.formats",),
+    "keeper": ("handlers.stores", "kernel.memory"),
     "kernel/messages/test_read_leaves.py": ("kernel.concurrency",),
     "kernel/protocols/test_shared_checks.py": ("handlers.formats",),
     "orbax_face/test_joint_builds.py": ("checkpointer",),

@@ -14,6 +14,7 @@ from penstock.own_program import runs_the_command
         ([r"C:\env\Scripts\penstock.exe", "ls"], ["python"]),
         (["-m", "ls"], ["python", "-m", "penstock", "ls"]),
         (["-m", "ls"], ["python", "-X", "dev", "-m", "penstock.cli", "ls"]),
+        (["-m", "/run/keeper"], ["python", "-P", "-m", "penstock.keeper", "/run/keeper"]),
     ],
 )
 def test_the_penstock_command_is_known_as_such(argv: list[str], orig_argv: list[str]) -> None:

@@ -350,7 +350,7 @@ class LocalStore(Directories, SystemFiles):
         return file
 
     def open_for_writing(self, path: str) -> LocalDataFile:
-        """Open a data file that another process has created; see `SystemFiles`."""
+        """Open a data file that another process has created; see `SharedFiles`."""
         return LocalDataFile(path, self._io, self._arena, self._synced, create=False)
 
     def open_data_file(self, path: str) -> LocalReadableFile:

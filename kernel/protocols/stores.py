@@ -1,9 +1,9 @@
 """The protocol of every store of checkpoints, and what only some stores can do.
 
 `Store` is the base class of all. What differs between stores without a caller having to know is a method with
-a default there. Three kinds of stores can do more, and a caller asks for them by a property: `Directories`,
-`SystemFiles` and `ObjectStore`. It is a property and no `isinstance`, since a store that wraps another one
-can do what that one can: `StoreWrapper`.
+a default there. Four kinds of stores can do more, and a caller asks for them by a property: `Directories`,
+`SharedFiles`, `SystemFiles` and `ObjectStore`. It is a property and no `isinstance`, since a store that wraps
+another one can do what that one can: `StoreWrapper`.
 
 Readers hold a directory against deletion with `take_hold` and `hold_for_reading`.
 """
@@ -22,6 +22,7 @@ __all__ = (
     "Placement",
     "ReadableFile",
     "RequestFigures",
+    "SharedFiles",
     "Snapshot",
     "Store",
     "StoreWrapper",
@@ -397,10 +398,18 @@ class Store(ABC):
         return None
 
     @property
+    def shared_files(self) -> SharedFiles | None:
+        """This store, if its files can be mapped, and written by several processes at once; None if not.
+
+        Without it, both are refused.
+        """
+        return None
+
+    @property
     def system_files(self) -> SystemFiles | None:
         """This store, if its files are those of the operating system; None if not.
 
-        Without it, files are not mapped, and leaf handlers that write files themselves are refused.
+        Without it, leaf handlers that write files themselves are refused.
         """
         return None
 
@@ -595,7 +604,35 @@ class Directories(Store):
     def hold_reading(self, path: str) -> Hold: ...
 
 
-class SystemFiles(Store):
+class SharedFiles(Store):
+    """A store whose files can be mapped, and written by several processes at once."""
+
+    __slots__ = ()
+
+    @property
+    def shared_files(self) -> SharedFiles | None:
+        return self
+
+    @abstractmethod
+    def map_file(self, path: str) -> memoryview:
+        """Return the bytes of an unchanging file, read-only. They are read on access.
+
+        They stay until the last view of them is gone, also when the file is removed.
+        """
+
+    @abstractmethod
+    def open_for_writing(self, path: str) -> DataFile:
+        """Open a data file that some process has created with `create_data_file`, and closed.
+
+        Several processes write it at once, each its own ranges. `sync` makes durable what is written
+        through this object; `allocate` is not called.
+
+        Raises:
+            StorageError: If it is not there.
+        """
+
+
+class SystemFiles(SharedFiles):
     """A store whose paths are those of the operating system, so that other libraries can write there."""
 
     __slots__ = ()
@@ -862,6 +899,10 @@ class StoreWrapper(Directories, SystemFiles, ObjectStore):
         return None if self.inner.directories is None else self
 
     @property
+    def shared_files(self) -> SharedFiles | None:
+        return None if self.inner.shared_files is None else self
+
+    @property
     def system_files(self) -> SystemFiles | None:
         return None if self.inner.system_files is None else self
 
@@ -916,8 +957,8 @@ class StoreWrapper(Directories, SystemFiles, ObjectStore):
     exchange = _passed_on(Directories.exchange)
     make_held = _passed_on(Directories.make_held)
     sync_tree = _passed_on(SystemFiles.sync_tree)
-    map_file = _passed_on(SystemFiles.map_file)
-    open_for_writing = _passed_on(SystemFiles.open_for_writing)
+    map_file = _passed_on(SharedFiles.map_file)
+    open_for_writing = _passed_on(SharedFiles.open_for_writing)
     marked_folders = _passed_on(ObjectStore.marked_folders)
     is_unmarked = _passed_on(ObjectStore.is_unmarked)
     collect = _passed_on(ObjectStore.collect)

@@ -6,11 +6,11 @@ __all__ = ("runs_the_command",)
 
 from collections.abc import Sequence
 
-_MODULES = ("penstock", "penstock.cli")
+_MODULES = ("penstock", "penstock.cli", "penstock.keeper")
 
 
 def runs_the_command(argv: Sequence[str], orig_argv: Sequence[str]) -> bool:
-    """True if the interpreter was started as `penstock` or `python -m penstock`.
+    """True if the interpreter was started as `penstock`, `python -m penstock` or as a keeper.
 
     Args:
         argv: `sys.argv`; while Python looks for the module of `-m`, its first word is `-m`.

@@ -15,7 +15,7 @@ from penstock.kernel.errors import InvalidLeafError, SpecError, UnsupportedBySto
 from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.stores import SystemFiles
+from penstock.kernel.protocols.stores import SharedFiles
 
 
 def check_arranged(run: SaveRun, plan: SavePlan, own: Container[int]) -> None:
@@ -26,8 +26,8 @@ def check_arranged(run: SaveRun, plan: SavePlan, own: Container[int]) -> None:
         SpecError: If there is a base.
         UnsupportedByStoreError: If a file of the store is written by one process alone.
     """
-    if run.store.system_files is None:
-        raise UnsupportedByStoreError("write together", run.path, run.store, SystemFiles)
+    if run.store.shared_files is None:
+        raise UnsupportedByStoreError("write together", run.path, run.store, SharedFiles)
     if run.base is not None:
         raise SpecError(f"a {type(run.layout).__name__} has no files that could be linked: leave out `base`")
 
@@ -65,7 +65,7 @@ def complete_files(run: SaveRun, part: ArrangedPart) -> None:
         run: Of the save.
         part: With the checksums of what all processes wrote.
     """
-    files = run.store.system_files
+    files = run.store.shared_files
     assert files is not None, "the plan says so"
     for head in part.arrangement.heads:
         with closing(files.open_for_writing(run.workspace.path(head.path))) as file:

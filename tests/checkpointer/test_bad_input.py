@@ -173,7 +173,7 @@ class TestPaths:
             ("  ", "is empty"),
             ("a\0b", "NUL"),
             (b"bytes", "is not text"),
-            ("hdfs://bucket/a", "names a hdfs:// store; local paths, s3://, gs:// and az://"),
+            ("hdfs://bucket/a", "names a hdfs:// store; local paths, s3://, gs://, az:// and keeper://"),
             (Path("hdfs://bucket/a"), "names a hdfs:// store"),
             ("file://elsewhere/a", "names a file:// store"),
             ("/tmp/a.orbax-checkpoint-tmp", "which marks an interrupted save"),

@@ -105,7 +105,7 @@ async def test_unchanged_leaves_are_copied_by_the_store(store: FaultyStore, asse
 async def test_mapping_is_refused(store: FaultyStore) -> None:
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(PATH, state()))
-        with pytest.raises(UnsupportedByStoreError, match="SystemFiles"):
+        with pytest.raises(UnsupportedByStoreError, match="SharedFiles"):
             await checkpointer.restore(PATH, mmap=True)
 
 

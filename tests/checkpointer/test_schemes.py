@@ -99,5 +99,5 @@ def test_the_schemes_of_penstock_cannot_be_replaced(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path / "site")
     from penstock.kernel.registry import SCHEMES
 
-    assert SCHEMES.names() == ("s3", "gs", "az")
+    assert SCHEMES.names() == ("s3", "gs", "az", "keeper")
     assert type(SCHEMES.find("s3")).__name__ == "Scheme"

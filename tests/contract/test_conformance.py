@@ -23,6 +23,7 @@ from penstock.kernel import (
     Hold,
     LeafHandler,
     ObjectStore,
+    SharedFiles,
     Store,
     StoreWrapper,
     SystemFiles,
@@ -394,14 +395,14 @@ def test_a_store_without_holds_for_reading_is_a_store(tmp_path: Path, make: Call
 
 @pytest.mark.parametrize("kind", ["faulty", "crash"])
 def test_a_store_around_another_has_its_capabilities_and_no_others(tmp_path: Path, kind: str) -> None:
-    kinds = ("directories", "system_files", "objects")
+    kinds = ("directories", "shared_files", "system_files", "objects")
     for inner in (LocalStore(), MemoryStore()):
         around = FaultyStore(inner) if kind == "faulty" else CrashStore(inner, tmp_path)
         for name in kinds:
             assert getattr(around, name) is (None if getattr(inner, name) is None else around), name
 
 
-@pytest.mark.parametrize("kind", [Store, Directories, SystemFiles, ObjectStore])
+@pytest.mark.parametrize("kind", [Store, Directories, SharedFiles, SystemFiles, ObjectStore])
 def test_a_wrapper_passes_on_every_operation(kind: type[Store]) -> None:
     operations = {name for name, found in vars(kind).items() if callable(found) and not name.startswith("_")}
     own = vars(StoreWrapper)

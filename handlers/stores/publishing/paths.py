@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "KEEPER_HOST",
     "TEMPORARY_SUFFIX",
     "absolute_path",
     "is_scheme",
@@ -29,6 +30,9 @@ TEMPORARY_SUFFIX: Final = ".orbax-checkpoint-tmp"
 
 Orbax's, so that its tools know such a directory, too.
 """
+
+KEEPER_HOST: Final = "localhost"
+"""The host of `keeper:///run`, which names none. As of a file, `keeper://localhost/run` is the same."""
 
 _SETTING: Final = "has a {} in it; options and credentials come from the configuration and the environment"
 
@@ -133,6 +137,11 @@ def _in_bucket(text: str, scheme: str) -> str:
         PathError: If it names no bucket, leads out of it, or says more than a name.
     """
     rest = text[len(scheme) + 1 :]
+    if scheme == "keeper" and (not rest.startswith("//") or rest.startswith("///")):
+        # pathlib makes `keeper:/run` of `keeper:///run`, and `keeper:/localhost/run` of what we return.
+        inner = rest.lstrip("/")
+        rest = f"//{inner}" if inner.partition("/")[0] == KEEPER_HOST else f"//{KEEPER_HOST}/{inner}"
+
     bucket, *names = [name for name in rest.split("/") if name not in {"", "."}] or [""]
     if not bucket or rest.startswith("///"):
         raise PathError(text, f"names no bucket, as in {scheme}://bucket/run")

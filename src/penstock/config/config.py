@@ -68,6 +68,7 @@ from typing import Any, ClassVar, Final, Literal, cast, final
 from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
 from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
+from penstock.handlers.stores.keeper.keeper_options import KeeperOptions
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.options import (
     ENVIRONMENT_PREFIX,
@@ -275,6 +276,7 @@ class StoreOptions:
     s3: S3Options = field(default_factory=S3Options)
     gs: GsOptions = field(default_factory=GsOptions)
     az: AzOptions = field(default_factory=AzOptions)
+    keeper: KeeperOptions = field(default_factory=KeeperOptions)
 
     def __post_init__(self) -> None:
         fit_fields(self, "store")
@@ -284,14 +286,14 @@ class StoreOptions:
         """No store, of whichever scheme, has a shorter lease."""
         return min(SHORTEST_LEASE_S, *[options.lease_s for options in (self.s3, self.gs, self.az)])
 
-    def of_scheme(self, scheme: str) -> BucketOptions | Scheme:
+    def of_scheme(self, scheme: str) -> BucketOptions | KeeperOptions | Scheme:
         """Return the options of the stores whose URLs begin with a scheme.
 
         Raises:
             ConfigError: If another distribution's scheme is broken, or it is unknown.
         """
         if scheme in SCHEMES.own:
-            own: BucketOptions | None = getattr(self, scheme, None)
+            own: BucketOptions | KeeperOptions | None = getattr(self, scheme, None)
             if own is not None:
                 return own
 

@@ -136,11 +136,11 @@ class LongFileConformance(StoreCase):
 
 
 class WritingTogetherConformance(StoreCase):
-    """Tests of `SystemFiles`: files that several processes write."""
+    """Tests of `SharedFiles`: files that several processes write."""
 
     def test_what_each_writes_is_there(self, tmp_path: Path) -> None:
-        store, root = self.make_store().system_files, self.root(tmp_path)
-        assert store is not None, "the store must have `system_files`"
+        store, root = self.make_store().shared_files, self.root(tmp_path)
+        assert store is not None, "the store must have `shared_files`"
         store.make_directory(root)
         with closing(store.create_data_file(f"{root}/file")) as file:
             file.write_at(7, [memoryview(b"\0")])
@@ -154,11 +154,11 @@ class WritingTogetherConformance(StoreCase):
 
 
 class MappingConformance(StoreCase):
-    """Tests of `SystemFiles`: files as memory."""
+    """Tests of `SharedFiles`: files as memory."""
 
     def test_a_mapping_is_read_only_and_outlives_the_name(self, tmp_path: Path) -> None:
-        store, root = self.make_store().system_files, self.root(tmp_path)
-        assert store is not None, "the store must have `system_files`"
+        store, root = self.make_store().shared_files, self.root(tmp_path)
+        assert store is not None, "the store must have `shared_files`"
         store.make_directory(f"{root}/a")
         store.write_file(f"{root}/a/file", b"bytes")
         view = store.map_file(f"{root}/a/file")

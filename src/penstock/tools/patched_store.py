@@ -44,6 +44,10 @@ class PatchedStore(StoreWrapper):
         return None
 
     @property
+    def shared_files(self) -> None:
+        return None
+
+    @property
     def system_files(self) -> None:
         return None
 

@@ -1,0 +1,1 @@
+"""The store of a keeper's memory, and the messages between the two."""

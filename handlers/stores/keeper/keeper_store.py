@@ -1,0 +1,505 @@
+"""The memory of this host's keeper, as a store: `keeper:///run`.
+
+Its files outlive the process that wrote them, and not the keeper. Data files are the keeper's memfds: written
+by `pwrite` into pages that it has reserved, read and mapped by a descriptor of their own. Everything else is
+a question of some bytes over a Unix socket.
+"""
+
+from __future__ import annotations
+
+__all__ = ("KEEPER", "KeeperHold", "KeeperStore")
+
+import errno
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar, final
+from weakref import WeakValueDictionary
+
+from penstock.handlers.stores.keeper.connection import Connection, Connections
+from penstock.handlers.stores.keeper.keeper_files import KeeperDataFile, KeeperReadableFile
+from penstock.handlers.stores.keeper.keeper_options import FILE_BYTES, KeeperOptions
+from penstock.handlers.stores.keeper.messages import (
+    MOST_DOCUMENT_BYTES,
+    MOST_PATHS,
+    Create,
+    Found,
+    Get,
+    List,
+    Look,
+    MakeDirectory,
+    MakeHeld,
+    Move,
+    Names,
+    NoteElsewhere,
+    Opened,
+    Put,
+    Remove,
+    Request,
+    Room,
+    Share,
+    Status,
+    StatusAnswer,
+    Stop,
+)
+from penstock.handlers.stores.keeper.messages import Hold as HoldRequest
+from penstock.handlers.stores.publishing.paths import KEEPER_HOST
+from penstock.kernel.errors import (
+    BuildChangedError,
+    ClaimLostError,
+    InUseError,
+    PathError,
+    StorageError,
+)
+from penstock.kernel.memory.buffers import file_memory
+from penstock.kernel.protocols.stores import (
+    BuildToken,
+    Directories,
+    Hold,
+    Placement,
+    SharedFiles,
+)
+from penstock.kernel.registry import Scheme
+
+A = TypeVar("A")
+
+_URL: Final = "keeper:"
+
+
+@final
+class KeeperHold(Hold):
+    """A hold on a directory, for as long as its connection lasts. It ends with the process.
+
+    Args:
+        store: Whose directory it is.
+        path: Of the directory, for errors.
+        connection: That has taken it, and is used for nothing else.
+        number: Of the directory.
+    """
+
+    __slots__ = ("__weakref__", "_connection", "_path", "_store", "number")
+
+    def __init__(self, store: KeeperStore, path: str, connection: Connection, number: int) -> None:
+        self._store, self._path = store, path
+        self._connection = connection
+        self.number = number  #: no other directory has it
+
+    def release(self) -> None:
+        """Give it up. Idempotent; never fails, and does not block."""
+        self._connection.release()
+
+    def is_at(self, path: str) -> bool:
+        """True if the held directory is still at `path`."""
+        found = self._store.look([path])[0]
+        return found is not None and found.number == self.number
+
+    def confirm(self) -> None:
+        """Return if it is still held.
+
+        Raises:
+            ClaimLostError: If the keeper has ended, and with it all that it held.
+        """
+        if not self._connection.is_open:
+            raise ClaimLostError(self._path)
+
+    __del__ = release
+
+
+@final
+@dataclass(slots=True)
+class _Build:
+    """The state of one save's build: the claim in its `BuildToken`."""
+
+    published: int | None = None  #: the number of what was published; None if nothing was yet
+    replaced: int | None = None  #: of what it replaced, which is where it was built, until it is removed
+
+
+@final
+class KeeperStore(Directories, SharedFiles):
+    """Files and directories in the memory of a keeper. Every method blocks, for a limited time.
+
+    Paths are URLs, `keeper:///run/7`, or absolute; both lead to the same. There are no links.
+
+    Args:
+        socket: Where the keeper listens; None for where that of this user does.
+        answer_s: How long an answer may take, in seconds. Then it counts as lost.
+        file_bytes: A data file that has grown so large is followed by another one.
+
+    Raises:
+        ConfigError: If this system has no keepers, or the socket's path is too long.
+    """
+
+    __slots__ = ("_connections", "_held", "_placement")
+
+    def __init__(
+        self, socket: str | None = None, *, answer_s: float = 10.0, file_bytes: int = FILE_BYTES
+    ) -> None:
+        self._connections = Connections(socket, answer_s)
+        self._placement = Placement(file_bytes=file_bytes)
+        self._held: WeakValueDictionary[str, KeeperHold] = WeakValueDictionary()  # alone, by inner path
+
+    def __deepcopy__(self, memo: object) -> KeeperStore:
+        """Return this store: it stands for the keeper."""
+        return self
+
+    @property
+    def socket(self) -> str:
+        """Where the keeper listens."""
+        return self._connections.path
+
+    # The keeper itself.
+
+    def status(self) -> StatusAnswer:
+        """Return what the keeper says of itself.
+
+        Raises:
+            KeeperLostError: If there is none.
+        """
+        return self._connections.call("status", self.socket, Status(), StatusAnswer)
+
+    def stop(self, *, force: bool = False) -> None:
+        """End the keeper, and with it all that it holds.
+
+        Args:
+            force: Also if it holds what no other tier has.
+
+        Raises:
+            InUseError: If it does, and `force` is not set.
+            KeeperLostError: If there is none.
+        """
+        self._connections.call("stop", self.socket, Stop(force), type(None))
+        self._connections.close()
+
+    def note_elsewhere(self, path: str) -> None:
+        """Say that the checkpoint at `path` is whole in another tier: the keeper may end without it.
+
+        Raises:
+            StorageError: If nothing is there.
+        """
+        self._ask("note", path, NoteElsewhere(_inner(path)), type(None))
+
+    def close(self) -> None:
+        """Close the connections that are not in use. The store can be used again."""
+        self._connections.close()
+
+    # Looking.
+
+    def look(self, paths: Sequence[str]) -> list[Found | None]:
+        """Return what is at some paths; None where nothing is."""
+        found: list[Found | None] = []
+        for start in range(0, len(paths), MOST_PATHS):
+            some = paths[start : start + MOST_PATHS]
+            asked = Look([_inner(path) for path in some])
+            found += self._ask("stat", some[0], asked, list[Found | None])
+
+        return found
+
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        """Return the kind of entry at `path`; None if there is nothing."""
+        found = self.look([path])[0]
+        if found is None:
+            return None
+
+        return "directory" if found.is_directory else "file"
+
+    def size(self, path: str) -> int:
+        """Return the length in bytes of the file at `path`."""
+        return self._there("stat", path).nbytes
+
+    def identity(self, path: str) -> object:
+        """Return the number of what is at `path`; None if there is nothing."""
+        found = self.look([path])[0]
+        return None if found is None else found.number
+
+    def list_directory(self, path: str) -> Sequence[str]:
+        """Return the names in the directory, sorted."""
+        names, after = list[str](), ""
+        while True:
+            found = self._ask("list", path, List(_inner(path), after), Names)
+            names += found.names
+            if not found.has_more:
+                return names
+
+            after = found.names[-1]
+
+    def list_folders(self, path: str) -> Sequence[str]:
+        """Return the names of its subdirectories, sorted."""
+        names = self.list_directory(path)
+        found = self.look([os.path.join(path, name) for name in names])
+        return [name for name, there in zip(names, found, strict=True) if there and there.is_directory]
+
+    def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
+        """Return the size of each file in bytes; -1 for a directory, None where there is nothing."""
+        found = self.look(list(paths))
+        return [None if there is None else -1 if there.is_directory else there.nbytes for there in found]
+
+    def free_bytes(self, path: str) -> int:
+        """Return how many bytes the keeper still takes, those of files that are ready included."""
+        return self._ask("free", path, Room(), int)
+
+    @property
+    def placement(self) -> Placement:
+        """Large chunks begin on a page, so that they can be mapped."""
+        return self._placement
+
+    def check_writable(self, path: str) -> None:
+        """Raise `StorageError` if a file is in the way, or there is no keeper."""
+        parents = [path]
+        while _inner(parents[-1]):
+            parents.append(os.path.dirname(parents[-1]))
+
+        for parent, found in zip(parents[1:], self.look(parents)[1:], strict=True):
+            if found is not None and not found.is_directory:
+                raise StorageError("create", path, f"{parent!r} is not a directory", errno.ENOTDIR)
+
+    # Directories.
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory and its missing parents; it may exist already."""
+        self._ask("mkdir", path, MakeDirectory(_inner(path)), type(None))
+
+    def sync_directory(self, path: str) -> None:
+        """Do nothing: the keeper has every name when it answers."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and everything in it. It may be absent."""
+        self._ask("remove", path, Remove(_inner(path)), type(None))
+
+    def rename(self, source: str, destination: str) -> None:
+        """Rename in one step. It is an error if the destination exists.
+
+        Raises:
+            BuildChangedError: If `source` is held, and another program has put something else there.
+        """
+        held = self._held.get(_inner(source))
+        self._move("rename", source, destination, "absent", expected=None if held is None else held.number)
+
+    # Files.
+
+    def read_file(self, path: str) -> bytes:
+        """Return the content of the file."""
+        with closing(self.open_data_file(path)) as file:
+            return file.whole()
+
+    def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
+        """Write a whole file in one step; see `Store.write_file`."""
+        if len(data) <= MOST_DOCUMENT_BYTES:
+            return self._ask("write", path, Put(_inner(path), bytes(data), create), bool)
+
+        new = f"{path}.penstock-new-{uuid.uuid4().hex}"
+        try:
+            with closing(self.create_data_file(new)) as file:
+                file.allocate(len(data))
+                file.write_at(0, [memoryview(data)])
+                file.sync()
+
+            self._move("write", new, path, "absent" if create else "replace")
+        except StorageError as error:
+            with suppress(StorageError):
+                self.remove_tree(new)
+            if error.errno != errno.EEXIST or not create or self.read_file(path) != data:
+                raise
+
+            return False
+
+        return True
+
+    def create_data_file(self, path: str) -> KeeperDataFile:
+        """Create a file, which must not exist yet, for writing at chosen offsets."""
+        made = self._ask("create", path, Create(_inner(path)), Found)
+        return KeeperDataFile(self._connections, path, made.number, is_alone=True)
+
+    def open_for_writing(self, path: str) -> KeeperDataFile:
+        """Open a data file that another process has created; see `SharedFiles`."""
+        found = self._there("open", path)
+        if found.is_directory:
+            raise StorageError("open", path, "is a directory", errno.EISDIR)
+
+        return KeeperDataFile(self._connections, path, found.number, is_alone=False)
+
+    def open_data_file(self, path: str) -> KeeperReadableFile:
+        """Open a file for reading at chosen offsets."""
+        found, descriptor = self._opened(path)
+        source = found.document if descriptor is None else descriptor
+        return KeeperReadableFile(path, found.nbytes, source)
+
+    def map_file(self, path: str) -> memoryview:
+        """Map a whole file, read-only. Its memory stays until the last view is gone."""
+        found, descriptor = self._opened(path)
+        if descriptor is None:
+            return memoryview(found.document or b"")
+        try:
+            return file_memory(descriptor, found.nbytes)
+        except OSError as error:
+            raise StorageError.of("map", path, error) from error
+        finally:
+            os.close(descriptor)
+
+    def share(self, source: str, destination: str) -> Literal["link"]:
+        """Give the file at `source` a second name."""
+        self._ask("share", destination, Share(_inner(source), _inner(destination)), type(None))
+        return "link"
+
+    # Builds.
+
+    def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
+        """Return `beside` as the place to build. The caller holds it while it builds there."""
+        return BuildToken(final, beside, file, _Build())
+
+    def publish(self, token: BuildToken) -> None:
+        """Give what was built its final path, which must be free, in one step. From then on it outlives us.
+
+        Raises:
+            BuildChangedError: If another program was at work there; then it is not published.
+        """
+        self._publish(token, "absent")
+
+    def exchange(self, token: BuildToken) -> str:
+        """Swap what was built with what it replaces, in one step.
+
+        Raises:
+            BuildChangedError: If another program was at work there; then nothing has changed.
+        """
+        replaced = self._there("exchange", token.final).number
+        self._publish(token, "exchange")
+        _build_of(token).replaced = replaced
+        return token.built
+
+    def discard(self, token: BuildToken) -> None:
+        """Remove what was built; or, after its publication, what it replaced.
+
+        Raises:
+            BuildChangedError: If another program took away what was published; then what it replaced stays.
+        """
+        build = _build_of(token)
+        if build.replaced is not None:
+            if self.identity(token.final) != build.published:
+                problem = "another program has renamed, removed or replaced what this save built"
+                raise BuildChangedError("publish", token.final, problem, token.built)
+
+            self._ask("remove", token.built, Remove(_inner(token.built), build.replaced), type(None))
+            build.replaced = None
+
+        if build.published is None or token.file is not None:
+            held = self._held.get(_inner(token.place))
+            number = None if held is None else held.number
+            self._ask("remove", token.place, Remove(_inner(token.place), number), type(None))
+
+    def _publish(self, token: BuildToken, how: Literal["absent", "exchange"]) -> None:
+        held, expected = self._held.get(_inner(token.place)), None
+        if held is not None:
+            if not held.is_at(token.place):
+                problem = "another program has moved or removed it while this save was building"
+                raise BuildChangedError("publish", token.built, problem)
+
+            expected = held.number if token.file is None else None
+
+        built = self._there("publish", token.built).number if expected is None else expected
+        self._move("publish", token.built, token.final, how, publishes=True, expected=built)
+        _build_of(token).published = built
+
+    # Holds.
+
+    def hold(self, path: str) -> KeeperHold:
+        """Hold the directory alone."""
+        hold = self._hold(path, HoldRequest(_inner(path), False))
+        self._held[_inner(path)] = hold
+        return hold
+
+    def hold_reading(self, path: str) -> KeeperHold:
+        """Hold the directory together with other readers."""
+        return self._hold(path, HoldRequest(_inner(path), True))
+
+    def make_held(self, path: str) -> KeeperHold:
+        """Create the directory at `path`, held, and its missing parents.
+
+        If this process ends before what is built there is published, the keeper removes it.
+
+        Raises:
+            InUseError: If something is there.
+        """
+        try:
+            hold = self._hold(path, MakeHeld(_inner(path)))
+        except StorageError as error:
+            if error.errno == errno.EEXIST:
+                raise InUseError(path) from error
+
+            raise
+
+        self._held[_inner(path)] = hold
+        return hold
+
+    def _hold(self, path: str, request: Request) -> KeeperHold:
+        connection = self._connections.open()
+        try:
+            found, _ = connection.call("hold", path, request, Found)
+        except BaseException:
+            connection.close()
+            raise
+
+        return KeeperHold(self, path, connection, found.number)
+
+    # Asking.
+
+    def _ask(self, operation: str, path: str, request: Request, answer: type[A]) -> A:
+        return self._connections.call(operation, path, request, answer)
+
+    def _there(self, operation: str, path: str) -> Found:
+        found = self.look([path])[0]
+        if found is None:
+            raise StorageError(operation, path, "nothing is there", errno.ENOENT)
+
+        return found
+
+    def _opened(self, path: str) -> tuple[Opened, int | None]:
+        return self._connections.call_for_file("open", path, Get(_inner(path)), Opened)
+
+    def _move(
+        self,
+        operation: str,
+        source: str,
+        destination: str,
+        how: Literal["absent", "replace", "exchange"],
+        *,
+        publishes: bool = False,
+        expected: int | None = None,
+    ) -> None:
+        move = Move(_inner(source), _inner(destination), how, publishes, expected)
+        # What is in the way is at the destination; what is absent or another one is at the source.
+        try:
+            self._ask(operation, destination, move, type(None))
+        except StorageError as error:
+            if error.errno == errno.ESTALE:
+                raise BuildChangedError(operation, destination, error.problem) from error
+            if error.errno == errno.ENOENT:
+                raise StorageError(operation, source, error.problem, errno.ENOENT) from error
+
+            raise
+
+
+def _inner(path: str) -> str:
+    """Return the path in the keeper's tree: without the scheme and the host, relative to its root."""
+    if path.startswith(_URL):
+        path = path[len(_URL) :]
+        if path.startswith("//"):
+            path = path[2:].partition("/")[2]
+
+    return path.strip("/")
+
+
+def _build_of(token: BuildToken) -> _Build:
+    return token.claim if isinstance(token.claim, _Build) else _Build()
+
+
+def _open_keeper(url: str, options: KeeperOptions) -> KeeperStore:
+    host = url.partition("://")[2]
+    if host not in {"", KEEPER_HOST}:
+        raise PathError(url, f"names a host; only the keeper of this one is reached: {_URL}///{host}")
+
+    return KeeperStore(options.socket, answer_s=options.answer_s, file_bytes=options.file_bytes)
+
+
+KEEPER: Final = Scheme(_open_keeper)
+"""Of `keeper:///`."""

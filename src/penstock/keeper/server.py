@@ -1,0 +1,473 @@
+"""Answers the clients of a keeper.
+
+All that changes the tree runs in the event loop and never waits in between. Only memory is made, and given
+back, in worker threads: that takes a tenth of a second for each 256 MiB.
+"""
+
+from __future__ import annotations
+
+__all__ = ("Keeper",)
+
+import errno
+import math
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, Literal, final
+
+from anyio import (
+    CapacityLimiter,
+    Event,
+    Lock,
+    create_task_group,
+    move_on_after,
+    sleep,
+    to_thread,
+    wait_readable,
+    wait_writable,
+)
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+
+from penstock import __version__
+from penstock.handlers.stores.keeper.messages import (
+    MOST_DOCUMENT_BYTES,
+    Create,
+    Finish,
+    Found,
+    Get,
+    Head,
+    Hold,
+    List,
+    Look,
+    MakeDirectory,
+    MakeHeld,
+    Move,
+    Names,
+    NoteElsewhere,
+    Opened,
+    Put,
+    Refused,
+    Release,
+    Remove,
+    Request,
+    Reserve,
+    Reserved,
+    Room,
+    Share,
+    Status,
+    StatusAnswer,
+    Stop,
+    decode_request,
+    encode_answer,
+    encode_refusal,
+    is_own_peer,
+)
+from penstock.keeper.pages import STEP_BYTES, NoRoom, PagePool, Pages, close_all
+from penstock.keeper.tree import Directory, File, Refusal, Tree
+
+_POOL_S: Final = 30.0
+"""So long after the last client has gone, no file is ready any more: no save is near."""
+
+_AGAIN_S: Final = 0.1
+_READY_FROM: Final = 2**20  # smaller files are as quick without
+
+
+@final
+class _Client:
+    """One connection: what it asks is answered in order."""
+
+    __slots__ = ("_socket", "ended")
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self.ended: Literal["released", "broken"] | None = None
+
+    def has_ended(self) -> Literal["released", "broken"] | None:
+        """Return how it ended. What has a hold sends one message more: that it gives it up."""
+        if self.ended is None:
+            try:
+                data = self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except OSError:
+                return "broken"
+
+            return "released" if data else "broken"
+
+        return self.ended
+
+    async def receive(self) -> Request | None:
+        """Return the next request; None if there is none any more.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        head = await self._read(Head.nbytes)
+        if head is None:
+            return None
+
+        body = await self._read(Head.decode(head)[0])
+        return None if body is None else decode_request(body)
+
+    async def _read(self, nbytes: int) -> bytearray | None:
+        data = bytearray(nbytes)
+        rest = memoryview(data)
+        while rest:
+            try:
+                moved = self._socket.recv_into(rest)
+            except BlockingIOError:
+                await wait_readable(self._socket)
+                continue
+            except OSError:
+                return None
+            if not moved:
+                return None
+
+            rest = rest[moved:]
+
+        return data
+
+    async def send(self, body: bytes, descriptor: int | None = None) -> bool:
+        """Send an answer, and close the descriptor; return whether it could be sent."""
+        descriptors = [] if descriptor is None else [descriptor]
+        rest = memoryview(Head.encode(body, len(descriptors)) + body)
+        try:
+            while rest:
+                try:
+                    moved = socket.send_fds(self._socket, [rest], descriptors)
+                except BlockingIOError:
+                    await wait_writable(self._socket)
+                    continue
+
+                for number in descriptors:
+                    os.close(number)
+
+                descriptors = []
+                rest = rest[moved:]
+        except OSError:
+            return False
+        finally:
+            for number in descriptors:
+                os.close(number)
+
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@final
+class Keeper:
+    """The process's state, and its answers.
+
+    Args:
+        path: Where it listens.
+        pool: The memory.
+        idle_s: After so many seconds without a client it ends, unless it holds what no other tier has.
+    """
+
+    def __init__(self, path: str, pool: PagePool, idle_s: float = math.inf) -> None:
+        self._path, self._pool, self._idle_s = path, pool, idle_s
+        self._tree = Tree(self._dropped)
+        self._began = time.monotonic()
+        self._n_clients = 0
+        self._changed = Event()  # when a client comes or goes
+        self._stopped = Event()
+        self._filling = Lock(fast_acquire=True)  # one after the other, since each looks at what is free
+        self._threads = CapacityLimiter(4)
+        self._tasks: TaskGroup | None = None
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Answer all clients, until it is stopped or idle for long enough.
+
+        Args:
+            listener: Listens and does not block; it is closed in the end.
+        """
+        with listener:
+            async with create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._accept, listener)
+                tasks.start_soon(self._end_when_idle)
+                await self._stopped.wait()
+                tasks.cancel_scope.cancel()
+
+    def stop(self) -> None:
+        """End it, with all that it holds."""
+        self._stopped.set()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        assert self._tasks is not None, "it serves"
+        while True:
+            await wait_readable(listener)
+            try:
+                connected, _ = listener.accept()
+            except BlockingIOError:  # it has gone again
+                continue
+            except OSError:  # no more descriptors, for now
+                await sleep(_AGAIN_S)
+                continue
+
+            connected.setblocking(False)
+            self._tasks.start_soon(self._serve_one, _Client(connected), is_own_peer(connected))
+
+    async def _serve_one(self, client: _Client, is_own: bool) -> None:
+        self._count(1)
+        is_broken = True
+        try:
+            if not is_own:
+                await client.send(encode_refusal(Refused(errno.EACCES, "this keeper is another user's")))
+                return
+
+            while (request := await client.receive()) is not None:
+                if isinstance(request, Release):
+                    is_broken = False
+                    return
+
+                body, descriptor = await self._answered(client, request)
+                if not await client.send(body, descriptor):
+                    return
+                if isinstance(request, Stop) and self._is_stopping:
+                    self.stop()
+        except ValueError as error:  # no message of ours: what follows it means nothing, either
+            with suppress(OSError):
+                await client.send(encode_refusal(Refused(errno.EPROTO, str(error))))
+        finally:
+            client.ended = "broken" if is_broken else "released"
+            self._tree.release(client, is_broken=is_broken)
+            client.close()
+            self._count(-1)
+            await self._close_given_back()
+
+    def _count(self, change: int) -> None:
+        self._n_clients += change
+        changed, self._changed = self._changed, Event()
+        changed.set()
+
+    _is_stopping = False
+
+    async def _answered(self, client: _Client, request: Request) -> tuple[bytes, int | None]:
+        found: object
+        try:
+            if isinstance(request, Reserve):
+                found, descriptor = await self._reserve(request)
+            else:
+                found, descriptor = self._answer(client, request)
+        except Refusal as refusal:
+            return encode_refusal(Refused(refusal.errno, refusal.problem)), None
+        except NoRoom as full:
+            return encode_refusal(Refused(errno.ENOSPC, str(full))), None
+        except OSError as error:
+            problem = f"the keeper cannot: {error.strerror}"
+            return encode_refusal(Refused(error.errno or errno.EIO, problem)), None
+        finally:
+            await self._close_given_back()
+
+        return encode_answer(found), descriptor
+
+    def _answer(self, client: _Client, request: Request) -> tuple[object, int | None]:
+        """Do what is asked; return the answer, and the descriptor that goes with it."""
+        tree = self._tree
+        match request:
+            case Look():
+                return [self._found(path) for path in request.paths], None
+            case List():
+                return Names(*tree.names(request.path, request.after)), None
+            case MakeDirectory():
+                tree.make_directory(request.path)
+            case MakeHeld():
+                return Found(True, 0, tree.make_held(request.path, client).number), None
+            case Hold():
+                held = tree.hold(request.path, client, is_shared=request.is_shared)
+                return Found(True, 0, held.number), None
+            case Put():
+                if len(request.data) > MOST_DOCUMENT_BYTES:
+                    raise Refusal(errno.EFBIG, "is no document")
+
+                return tree.put(request.path, request.data, create=request.create), None
+            case Get():
+                return self._opened(tree.file(request.path))
+            case Create():
+                return Found(False, 0, tree.create(request.path).number), None
+            case Finish():
+                self._finish(request)
+            case Move():
+                tree.move(
+                    request.source,
+                    request.destination,
+                    request.how,
+                    publishes=request.publishes,
+                    expected=request.expected,
+                )
+                if request.publishes:
+                    self._prepare_next(request.destination)
+            case Share():
+                tree.share(request.source, request.destination)
+            case Remove():
+                tree.remove(request.path, request.expected)
+            case Room():
+                return self._pool.room_bytes, None
+            case NoteElsewhere():
+                tree.directory(request.path).is_elsewhere = True
+            case Status():
+                return self._status(), None
+            case Stop():
+                self._check_stoppable(request.is_forced)
+            case _:
+                raise Refusal(errno.EPROTO, "is no question")
+
+        return None, None
+
+    def _found(self, path: str) -> Found | None:
+        node = self._tree.find(path)
+        if node is None:
+            return None
+
+        return Found(
+            isinstance(node, Directory), 0 if isinstance(node, Directory) else node.nbytes, node.number
+        )
+
+    @staticmethod
+    def _opened(file: File) -> tuple[Opened, int | None]:
+        if file.pages is None or not file.nbytes:
+            return Opened(file.nbytes, file.data or b""), None
+
+        return Opened(file.nbytes, None), file.pages.open(writing=False)
+
+    async def _reserve(self, request: Reserve) -> tuple[Reserved, int | None]:
+        """Give a file pages, which takes a while if they are fresh."""
+        pages = self._pages_of(request)
+        before = pages.nbytes
+        pages.n_reserving += 1  # before anything is waited for: another file could get the pages
+        try:
+            await self._fill(pages, request.nbytes)
+            if pages.is_dropped:
+                raise Refusal(errno.ENOENT, "the file was removed")
+
+            descriptor = pages.open(writing=True) if request.wants_descriptor else None
+        finally:
+            pages.n_reserving -= 1
+            if pages.is_dropped and not pages.n_reserving:
+                self._pool.give_back(pages)
+
+        self._pool.fresh_bytes += pages.nbytes - before
+        return Reserved(pages.nbytes, pages.is_zero), descriptor
+
+    def _pages_of(self, request: Reserve) -> Pages:
+        file = self._tree.data_file(request.number)
+        if file.pages is None:
+            file.pages = self._pool.take(max(request.expected, request.nbytes))
+
+        return file.pages
+
+    async def _fill(self, pages: Pages, nbytes: int) -> None:
+        while True:
+            async with self._filling:
+                if pages.nbytes >= nbytes:
+                    return
+
+                start, gave_way = self._pool.claim(pages, min(pages.nbytes + STEP_BYTES, nbytes))
+                try:
+                    if gave_way:
+                        await to_thread.run_sync(close_all, gave_way, limiter=self._threads)
+
+                    fill = partial(self._pool.fill, pages, start, pages.nbytes)
+                    await to_thread.run_sync(fill, limiter=self._threads)
+                except OSError:
+                    self._pool.unclaim(pages, start)
+                    raise
+
+    def _finish(self, request: Finish) -> None:
+        file = self._tree.data_file(request.number)
+        nbytes = 0 if file.pages is None else file.pages.nbytes
+        if request.nbytes > nbytes:
+            raise Refusal(errno.EINVAL, f"has pages for {nbytes} bytes alone")
+
+        file.nbytes = request.nbytes if request.is_whole else max(file.nbytes, request.nbytes)
+        if file.pages is not None and request.is_whole:
+            self._pool.shorten(file.pages, file.nbytes)
+
+    def _dropped(self, file: File) -> None:
+        if file.pages is not None:
+            self._pool.give_back(file.pages)
+
+    async def _close_given_back(self) -> None:
+        closing = self._pool.closing()
+        if closing:
+            await to_thread.run_sync(close_all, closing, limiter=self._threads)
+
+    def _prepare_next(self, path: str) -> None:
+        """Have files ready for the next step: as many, and as large, as this one has."""
+        sizes = [file.nbytes for file in self._tree.data_files(path) if file.nbytes >= _READY_FROM]
+        self._pool.most_idle_bytes = max(sum(sizes) + sum(sizes) // 8, self._pool.most_idle_bytes // 2)
+        missing = self._pool.lacks(sizes)
+        if missing and self._tasks is not None:
+            self._tasks.start_soon(self._make_ready, missing)
+
+    async def _make_ready(self, sizes: Sequence[int]) -> None:
+        for size in sizes:
+            # A save that has begun meanwhile may have taken what there was, and frees more than this needs.
+            if self._pool.idle_bytes + size > self._pool.most_idle_bytes:
+                return
+            if self._pool.room_bytes - self._pool.idle_bytes < size:
+                return
+
+            pages = Pages()
+            try:
+                await self._fill(pages, size)
+            except (NoRoom, OSError):  # then the next save makes its own
+                self._pool.unclaim(pages, 0)
+                os.close(pages.number)
+                return
+
+            self._pool.add_ready(pages)
+            await checkpoint()
+
+    async def _end_when_idle(self) -> None:
+        while True:
+            changed = self._changed
+            if not self._n_clients:
+                with move_on_after(min(_POOL_S, self._idle_s)):
+                    await changed.wait()
+                    continue
+
+                self._pool.trim(0)
+                await self._close_given_back()
+                with move_on_after(max(0.0, self._idle_s - _POOL_S)):
+                    await changed.wait()
+                    continue
+
+                if not self._tree.holds_the_only_copy:
+                    self.stop()
+
+            await changed.wait()
+
+    def _check_stoppable(self, is_forced: bool) -> None:
+        if not is_forced and self._tree.holds_the_only_copy:
+            only = [step.path for step in self._tree.steps() if not step.is_elsewhere]
+            what = ", ".join(only) if only else "files outside of checkpoints"
+            raise Refusal(errno.ENOTEMPTY, f"holds what no other tier has: {what}")
+
+        self._is_stopping = True
+
+    def _status(self) -> StatusAnswer:
+        pool, documents = self._pool, self._tree.document_bytes
+        return StatusAnswer(
+            pid=os.getpid(),
+            version=__version__,
+            socket=self._path,
+            uptime_s=time.monotonic() - self._began,
+            limit_bytes=pool.limit,
+            used_bytes=pool.used_bytes + documents,
+            kept_bytes=pool.lent_bytes + documents,
+            lingering_bytes=pool.lingering_bytes,
+            pool_bytes=pool.idle_bytes,
+            pool_files=pool.idle_files,
+            reused_bytes=pool.reused_bytes,
+            fresh_bytes=pool.fresh_bytes,
+            n_connections=self._n_clients,
+            steps=list(self._tree.steps()),
+        )
