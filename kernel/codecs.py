@@ -33,7 +33,7 @@ class Codec(Protocol):
 
     @property
     def in_tensorstore(self) -> bool:
-        """True if TensorStore decodes it. Then it does, straight into the destination, and so can Orbax."""
+        """True if its chunks are left to TensorStore, which has the codec, to decode."""
         ...
 
     def zarr2(self, itemsize: int) -> Mapping[str, Any]:
@@ -55,11 +55,13 @@ class Codec(Protocol):
         """
         ...
 
-    def decode(self, stored: memoryview, nbytes: int) -> bytes | bytearray | memoryview:
-        """Decode one chunk to `nbytes` bytes. Blocking. Only called if not `in_tensorstore`.
+    def decode(self, stored: memoryview, memory: memoryview) -> None:
+        """Decode one chunk into all of `memory`. Blocking. Only called if not `in_tensorstore`.
+
+        What `stored` says of lengths may be wrong: nothing is read beyond it, or written beyond `memory`.
 
         Raises:
-            ValueError: If it cannot be decoded.
+            ValueError: If it cannot be decoded, or has another length.
         """
         ...
 

@@ -22,7 +22,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from crc32c import crc32c
 
 from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataError
-from penstock.kernel.memory.buffers import anonymous_memory
+from penstock.kernel.memory.buffers import scratch_memory
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.messages.restore import HostBatch, PlannedBatch, ReadBatch
 from penstock.kernel.options import fit_fields
@@ -221,7 +221,9 @@ class _Reader:
             raise _differs(read, infos)
 
     def _read_run(self, file: ReadableFile, run: Sequence[DirectRead | ScatterRead], infos: _Infos) -> None:
-        buffers = [read.into() if isinstance(read, DirectRead) else _scratch(read.nbytes) for read in run]
+        buffers = [
+            read.into() if isinstance(read, DirectRead) else scratch_memory(read.nbytes) for read in run
+        ]
         compared = [self._verify and read.crc32c is not None for read in run]
         found: list[int | None]
         try:
@@ -261,14 +263,6 @@ def _differs(read: DirectRead | ScatterRead | CheckedRead, infos: _Infos) -> Che
 def _one_read(before: DirectRead | ScatterRead, read: DirectRead | ScatterRead) -> bool:
     """True if a read follows another one in the file, and both are small."""
     return read.offset == before.offset + before.nbytes and max(read.nbytes, before.nbytes) < LARGE
-
-
-def _scratch(nbytes: int) -> memoryview:
-    """Return memory for bytes that are scattered later, page-aligned for a large read."""
-    if nbytes < LARGE:
-        return memoryview(bytearray(nbytes))
-
-    return anonymous_memory(nbytes)
 
 
 SHARE: Final = 16

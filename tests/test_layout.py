@@ -311,6 +311,7 @@ IS_ALSO_ABOUT = {
     "docs/test_docs_bottleneck.py": ("reports",),
     "docs/test_docs_tuning.py": ("reports",),
     "handlers/formats": ("handlers.formats", "handlers.ocdbt"),
+    "handlers/formats/codecs": ("handlers.leaves",),
     "handlers/formats/safetensors/test_many_tensors.py": ("stages.planning",),
     "handlers/layouts/test_discovery.py": ("inspection",),
     "interop": ("handlers.formats",),

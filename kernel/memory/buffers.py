@@ -8,6 +8,7 @@ __all__ = (
     "file_memory",
     "give_back_freed_memory",
     "in_separate_memory",
+    "scratch_memory",
 )
 
 import ctypes
@@ -62,6 +63,14 @@ def anonymous_memory(nbytes: int, *, huge_pages: bool = False) -> memoryview:
         advise(address, nbytes, mmap.MADV_HUGEPAGE)  # a kernel without them refuses
 
     return memoryview(memory).cast("B")
+
+
+def scratch_memory(nbytes: int) -> memoryview:
+    """Return memory for bytes that are copied out soon; from `MAPPED_FROM` on it begins on a page."""
+    if nbytes < MAPPED_FROM:
+        return memoryview(bytearray(nbytes))
+
+    return anonymous_memory(nbytes, huge_pages=True)
 
 
 def file_memory(descriptor: int, nbytes: int) -> memoryview:

@@ -36,7 +36,7 @@ class Zstd:
     def encode(self, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
         return encode_with_tensorstore({"id": "zstd", **self.zarr2(itemsize)}, chunks)
 
-    def decode(self, stored: memoryview, nbytes: int) -> bytes:
+    def decode(self, stored: memoryview, memory: memoryview) -> None:
         raise NotImplementedError("TensorStore decodes it")
 
 

@@ -62,6 +62,7 @@ from penstock.kernel.errors import (
     CorruptCheckpointError,
     NotOnThisDiskError,
 )
+from penstock.kernel.memory.buffers import scratch_memory
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.reads import (
     Destination,
@@ -331,11 +332,12 @@ class OrbaxCheckpoint:
 
         start = tuple(map(int.__mul__, index, form.chunk_shape))
         chunk = StoredChunk(file, value.offset, start, form.chunk_shape, stored.spec.itemsize)
+        held = stored.spec.chunk_nbytes
         if codec is None:
             decode = partial(self._decode, form, chunk, region, stored.info.key_path)
+            held += value.length  # TensorStore has a copy of the stored bytes, too
         else:
             decode = partial(_decode_by, codec, leaf, chunk, region, stored.info.key_path)
-        held = value.length + stored.spec.chunk_nbytes  # a decoder has a copy of the stored bytes, too
         return ScatterRead(leaf, file, value.offset, value.length, decode, crc32c, decoded_nbytes=held)
 
     def _opaque_reads(
@@ -455,20 +457,25 @@ def _parts(grid: Bounds, limit: int) -> Iterator[Bounds]:
 def _decode_by(
     codec: Codec, leaf: int, chunk: StoredChunk, region: Destination, key_path: str, stored: memoryview
 ) -> None:
-    """Decode a chunk and copy the part that overlaps `region` into it."""
+    """Decode a chunk into `region`: at once where it is whole and in one piece there, or through memory.
+
+    Raises:
+        CorruptCheckpointError: If it cannot be decoded.
+    """
     nbytes = math.prod(chunk.shape) * chunk.itemsize
-    where = f"bytes {chunk.offset} to {chunk.offset + len(stored)}"
+    decoded = replace(chunk, offset=0)
+    first = next(chunk_reads(leaf, decoded, region, nbytes))
+    is_whole = isinstance(first, DirectRead) and first.nbytes == nbytes
+    memory = first.into() if isinstance(first, DirectRead) and is_whole else scratch_memory(nbytes)
     try:
-        data = memoryview(codec.decode(stored, nbytes)).cast("B")
+        codec.decode(stored, memory)
     except Exception as error:  # a third party's code, on bytes that may be damaged
+        where = f"bytes {chunk.offset} to {chunk.offset + len(stored)}"
         problem = f"{where} cannot be decoded as {codec.text}: {error}"
         raise CorruptCheckpointError(chunk.file, problem, key_path=key_path) from error
 
-    if len(data) != nbytes:
-        problem = f"{where} are {len(data)} bytes of {codec.text}, not {nbytes}"
-        raise CorruptCheckpointError(chunk.file, problem, key_path=key_path)
-
-    _spread(leaf, replace(chunk, offset=0), region, key_path, data)
+    if not is_whole:
+        _spread(leaf, decoded, region, key_path, memory)
 
 
 def _spread(leaf: int, chunk: StoredChunk, region: Destination, key_path: str, data: memoryview) -> None:

@@ -12,12 +12,19 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import penstock
 from penstock import SaveFormat
 from penstock.errors import ConfigError, CorruptCheckpointError
 from penstock.handlers import OrbaxLayout
+from penstock.handlers.formats.codecs import blosc
+from penstock.handlers.formats.codecs.tensorstore_codecs import encode_with_tensorstore
 from penstock.handlers.formats.orbax import storage_choice
+from penstock.handlers.formats.orbax.tensorstore_reads import decode_into
+from penstock.handlers.formats.region_reads import StoredChunk
+from penstock.handlers.formats.zarr import decode, encode_v2
+from penstock.handlers.leaves.blocks import HostRegion
 from penstock.kernel import LeafSpec
 from penstock.kernel.codecs import codec_of
 
@@ -49,8 +56,8 @@ class Lzma:
     def encode(self, chunks, itemsize):
         return [lzma.compress(chunk, preset=self.preset) for chunk in chunks]
 
-    def decode(self, stored, nbytes):
-        return lzma.decompress(stored)
+    def decode(self, stored, memory):
+        memory[:] = lzma.decompress(stored)
 
 class Kind:
     usage = "lzma:<0 to 9>"
@@ -86,6 +93,18 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for module in ("lzma_code", "penstock_example", "penstock_example.gzip"):
         sys.modules.pop(module, None)
+
+
+@pytest.fixture(params=["numcodecs", "TensorStore"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Blosc as one of the two does it."""
+    blosc.numcodecs_blosc.cache_clear()
+    if request.param == "TensorStore":
+        monkeypatch.setitem(sys.modules, "numcodecs.blosc", None)  # as if it were not installed
+    else:
+        pytest.importorskip("numcodecs.blosc")
+    yield request.param
+    blosc.numcodecs_blosc.cache_clear()
 
 
 def weights() -> dict[str, Array]:
@@ -132,6 +151,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("zarr", [2, 3])
 @pytest.mark.parametrize("codec", ["floats", "floats:archive"])
 def test_orbax_restores_every_dtype_bit_for_bit(tmp_path: Path, codec: str, zarr: Any) -> None:
@@ -147,6 +167,61 @@ def test_orbax_restores_every_dtype_bit_for_bit(tmp_path: Path, codec: str, zarr
         restored = np.asarray(found[dtype])
         assert restored.dtype == value.dtype
         assert restored.tobytes() == value.tobytes(), dtype
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("zarr", [2, 3])
+def test_chunks_are_restored_in_part_and_onto_other_shardings(tmp_path: Path, zarr: Any) -> None:
+    numbers = np.arange(240 * 64, dtype=np.float32).reshape(240, 64)
+    layout = OrbaxLayout(SaveFormat(True, zarr, "floats", 25_000))
+    mesh = jax.make_mesh((2, 4), ("x", "y"))
+    with penstock.sync.Checkpointer(layout=layout) as checkpointer:
+        checkpointer.save(tmp_path / "a", {"a": numbers}).result()
+        for axes in [("x", "y"), ("y",), (None, "y"), ()]:
+            spec = PartitionSpec(*axes)  # type: ignore[no-untyped-call]  # jax's
+            placed = jax.device_put(numbers, NamedSharding(mesh, spec))
+            np.testing.assert_array_equal(
+                checkpointer.restore(tmp_path / "a", like={"a": placed})["a"], numbers
+            )
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("text", ["floats", "floats:archive", "blosc:zlib:1:noshuffle"])
+def test_each_library_decodes_what_the_other_encoded(text: str, itemsize: int) -> None:
+    pytest.importorskip("numcodecs.blosc")
+    codec = codec_of(text)
+    assert codec is not None
+    data = np.random.default_rng(0).normal(size=4800).astype(np.float16).tobytes()
+    compressor = {"id": "blosc", **codec.zarr2(min(itemsize, 8))}
+
+    (ours,) = codec.encode([memoryview(data)], itemsize)
+    (others,) = encode_with_tensorstore(compressor, [memoryview(data)], min(itemsize, 8))
+
+    for made in (ours, others):
+        memory = bytearray(len(data))
+        codec.decode(memoryview(made), memoryview(memory))
+        assert memory == data
+        region = HostRegion(((0, len(data)),), np.dtype(np.uint8))
+        form = decode(".zarray", encode_v2((len(data),), "uint8", (len(data),), text))
+        chunk = StoredChunk("", 0, (0,), (len(data),), 1)
+        decode_into(form, chunk, region, "", memoryview(made))
+        assert bytes(region.view()) == data
+
+
+@pytest.mark.parametrize(("place", "change"), [(4, 1), (4, -1), (7, 1), (12, 1), (12, -1), (15, 1)], ids=str)
+def test_a_frame_with_a_wrong_length_is_refused_before_it_is_read(place: int, change: int) -> None:
+    pytest.importorskip("numcodecs.blosc")
+    codec = codec_of("floats")
+    assert codec is not None
+    (made,) = codec.encode([memoryview(bytes(1000))], 4)
+    frame = bytearray(made)
+    frame[place] = (frame[place] + change) % 256
+    memory = bytearray(1000)
+
+    for damaged in (frame, made[:15], made[:-1], made + b" "):
+        with pytest.raises(ValueError, match=r"frame"):
+            codec.decode(memoryview(damaged), memoryview(memory))
+    assert memory == bytes(1000)
 
 
 def test_a_level_for_archives_comes_near_the_entropy_of_bfloat16() -> None:
@@ -232,7 +307,7 @@ def test_shuffled_bits_take_less_room_than_zstd_alone(tmp_path: Path) -> None:
     assert size(tmp_path / "blosc") < size(tmp_path / "zstd")
 
 
-@pytest.mark.usefixtures("site")
+@pytest.mark.usefixtures("site", "library")
 @pytest.mark.parametrize("codec", ["floats", "floats:archive", "zstd", "lzma"])
 def test_a_damaged_chunk_is_an_error_that_names_the_leaf(tmp_path: Path, codec: str) -> None:
     save(tmp_path / "a", SaveFormat(False, 2, codec))

@@ -38,7 +38,7 @@ class Gzip:
     def encode(self, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
         return encode_with_tensorstore({"id": "gzip", "level": self.level}, chunks)
 
-    def decode(self, stored: memoryview, nbytes: int) -> bytes:
+    def decode(self, stored: memoryview, memory: memoryview) -> None:
         raise NotImplementedError("TensorStore decodes it")
 
 
