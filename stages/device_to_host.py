@@ -10,10 +10,10 @@ __all__ = ("DeviceToHost",)
 
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, ClassVar, Final, cast, final
+from typing import Any, ClassVar, Final, TypeAlias, cast, final
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class DeviceToHost:
     leaves itself, in one call.
 
     Attributes:
-        copies_first: Whether copies of host memory are passed on only when all are made, or memory is short:
+        copies_first: Whether what is on the host is passed on only when all is there, or memory is short:
             the save is staged sooner, since the stages after this one take no processors from the copies,
             and written later.
     """
@@ -123,21 +123,17 @@ class _Stager:
         room = OutputRoom(plan)
         # A message, a buffer and a checksum for each of 10,000 small leaves cost more than their bytes.
         small, rest = self._divide(columns, room)
-        packed = columns.part(small)
-        for start, stop in cuts(packed.sizes, self._most):
-            pack = packed[start:stop]
-            yield replace(await self._stage_pack(pack, room, prioritised=prioritised), plan=plan)
-
+        groups: Iterator[_Group] = _packs(columns.part(small), room, self._most)
         if rest:
-            # In one trip to a thread: while others write, each trip waits for a processor.
-            free, planned = await threads.run(plan_pieces, columns.part(rest), self._most, room)
-            if free is not None:
-                yield replace(free, plan=plan)
+            # In one trip to a thread at most: while others write, each trip waits for a processor.
+            large = columns.part(rest)
+            call = threads.run_briefly if _are_computed(large) else threads.run
+            groups = itertools.chain(groups, await call(plan_pieces, large, self._most, room))
+            del large
 
-            groups = piece_groups(planned, self._most)
-            async with aclosing(self._stage_groups(groups, prioritised=prioritised)) as staging:
-                async for staged in staging:
-                    yield replace(staged, plan=plan)
+        async with aclosing(self._stage_groups(groups, prioritised=prioritised)) as staging:
+            async for staged in staging:
+                yield replace(staged, plan=plan)
 
     def _divide(self, leaves: Leaves, room: OutputRoom) -> tuple[list[int], list[int]]:
         """Choose what is packed, leaves of whole cache lines first, so that each begins on a cache line.
@@ -179,21 +175,8 @@ class _Stager:
 
         return is_odd if isinstance(handler, BufferHandler) else None
 
-    async def _stage_pack(self, leaves: Leaves, room: OutputRoom, *, prioritised: bool) -> StagedBatch:
-        cost = sum(leaves.sizes)
-        if room.changes_any:
-            cost += sum(map(room.of, leaves.indices, leaves.specs))
-
-        first = leaves.infos[leaves.indices[0]]
-        # One lease for the whole pack: it ends when the last of its bytes is written.
-        lease = await self._run.lease(cost, first.key_path, prioritised=prioritised)
-        with releasing(lease):
-            extents = await self._run.threads.run(_gather, leaves)
-
-        return StagedBatch(extents.leaves, (extents,), staged=lease)
-
     async def _stage_groups(
-        self, groups: Iterator[PieceGroup], *, prioritised: bool
+        self, groups: Iterator[_Group], *, prioritised: bool
     ) -> AsyncGenerator[StagedBatch]:
         """Copy one group after another; the copies of the next begin first, if there is room for them.
 
@@ -220,13 +203,13 @@ class _Stager:
                 with releasing(self._lease_ahead(following)) as ahead:
                     with releasing(lease):
                         if group.is_there:
-                            extents = group.take()
+                            staged = group.staged()
                         else:
                             after = None if ahead is None else following
-                            extents = await self._thread.run(take_extents, group, begun, after, tight)
+                            staged = await self._thread.run(stage_group, group, begun, after, tight)
 
-                    held.append(StagedBatch(group.leaves, extents, staged=lease))
-                    if not self._copies_first or group.is_there or group.can_begin:
+                    held.append(replace(staged, staged=lease))
+                    if not self._copies_first or group.can_begin:  # what devices copy takes no processor
                         while held:
                             yield held.pop(0)
 
@@ -240,7 +223,7 @@ class _Stager:
 
             raise
 
-    def _lease_ahead(self, group: PieceGroup | None) -> ByteLease | None:
+    def _lease_ahead(self, group: _Group | None) -> ByteLease | None:
         """Lease the bytes of a group that can begin early. Never waits: the group before it holds bytes."""
         if group is None or not group.can_begin:
             return None
@@ -369,18 +352,13 @@ class PieceGroup:
 
     @property
     def is_there(self) -> bool:
-        """True if `take` waits for nothing and copies nothing."""
+        """True if `staged` waits for nothing and copies nothing."""
         return all(one.plan is None or one.view is not None for one in self.planned)
 
     @property
     def key_path(self) -> str:
         """The key path of the first leaf."""
         return self.planned[0].leaf.info.key_path
-
-    @property
-    def leaves(self) -> tuple[Leaf, ...]:
-        """The leaves whose last piece is in this message."""
-        return tuple([one.leaf for one in self.planned if one.is_last])
 
     @property
     def can_begin(self) -> bool:
@@ -393,25 +371,92 @@ class PieceGroup:
             if one.plan is not None and one.plan.begin is not None:
                 one.plan.begin()
 
-    def take(self, tight: bool = False) -> tuple[Extents, ...]:
+    def staged(self, tight: bool = False) -> StagedBatch:
         """Wait for the copies, or make them. Blocking.
 
         Args:
             tight: Whether copies move into memory that returns to the system when freed.
         """
-        return tuple([_extent(one, one.plan, tight) for one in self.planned if one.plan is not None])
+        ended = tuple([one.leaf for one in self.planned if one.is_last])
+        pieces = [_extent(one, one.plan, tight) for one in self.planned if one.plan is not None]
+        return StagedBatch(ended, tuple(pieces))
 
 
-def take_extents(
-    group: PieceGroup, begun: bool, ahead: PieceGroup | None, tight: bool
-) -> tuple[Extents, ...]:
-    """Take the pieces of a group, in a worker thread. Before it waits, it begins those of the group ahead."""
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pack:
+    """Small leaves that are copied into one buffer. Its lease ends when the last of its bytes is written."""
+
+    small: Leaves
+    cost: int  #: as that of a `PieceGroup`
+    is_there: ClassVar[bool] = False
+    can_begin: ClassVar[bool] = False
+
+    @property
+    def key_path(self) -> str:
+        """The key path of the first leaf."""
+        return self.small.infos[self.small.indices[0]].key_path
+
+    def begin(self) -> None:
+        """Do nothing: no device copies them."""
+
+    def staged(self, tight: bool = False) -> StagedBatch:
+        """Copy them. Blocking."""
+        extents = _gather(self.small)
+        return StagedBatch(extents.leaves, (extents,))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken:
+    """Leaves that needed no lease, and are on the host."""
+
+    batch: StagedBatch
+    cost: ClassVar[int] = 0
+    is_there: ClassVar[bool] = True
+    can_begin: ClassVar[bool] = False
+    key_path: ClassVar[str] = ""
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def staged(self, tight: bool = False) -> StagedBatch:
+        """Return them."""
+        return self.batch
+
+
+_Group: TypeAlias = PieceGroup | _Pack | _Taken
+"""Leaves, or pieces of them, that are leased and staged together."""
+
+
+def stage_group(group: _Group, begun: bool, ahead: _Group | None, tight: bool) -> StagedBatch:
+    """Stage a group, in a worker thread. Before it waits, it begins the copies of the group ahead."""
     if not begun:
         group.begin()
     if ahead is not None:
         ahead.begin()
 
-    return group.take(tight)
+    return group.staged(tight)
+
+
+def _are_computed(leaves: Leaves) -> bool:
+    """True if no value is still being computed, for which `plan_pieces` may wait."""
+    with suppress(Exception):  # what is wrong with a value is said where it is planned
+        asked = [getattr(value, "is_ready", None) for value in leaves.values or ()]
+        return all(is_ready() for is_ready in asked if is_ready is not None)
+
+    return False
+
+
+def _packs(leaves: Leaves, room: OutputRoom, most: int) -> Iterator[_Pack]:
+    """Yield small leaves in packs of at most `most` bytes."""
+    for start, stop in cuts(leaves.sizes, most):
+        small = leaves[start:stop]
+        cost = sum(small.sizes)
+        if room.changes_any:
+            cost += sum(map(room.of, small.indices, small.specs))
+
+        yield _Pack(small, cost)
 
 
 def piece_groups(planned: Iterable[_Planned], piece_bytes: int) -> Iterator[PieceGroup]:
@@ -435,15 +480,13 @@ def piece_groups(planned: Iterable[_Planned], piece_bytes: int) -> Iterator[Piec
         yield PieceGroup(tuple(group))
 
 
-def plan_pieces(
-    leaves: Leaves, piece_bytes: int, room: OutputRoom
-) -> tuple[StagedBatch | None, list[_Planned]]:
+def plan_pieces(leaves: Leaves, piece_bytes: int, room: OutputRoom) -> Iterator[_Group]:
     """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
 
     What costs nothing is taken at once, here.
 
     Returns:
-        The pieces of the leaves that need no lease, and what is to be leased.
+        The leaves that need no lease, and then groups of what is to be leased.
     """
     free: list[_Planned] = []
     planned: list[_Planned] = []
@@ -459,12 +502,13 @@ def plan_pieces(
         if not plans:
             chosen.append(_Planned(staged, None, is_last=True))
 
+    groups = piece_groups(planned, piece_bytes)
     if not free:
-        return None, planned
+        return groups
 
     taken = PieceGroup(tuple(free))
     taken.begin()
-    return StagedBatch(taken.leaves, taken.take()), planned
+    return itertools.chain([_Taken(taken.staged())], groups)
 
 
 @final

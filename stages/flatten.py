@@ -35,7 +35,7 @@ from penstock.stages.pytree.flattening import (
     flatten_tree,
     is_empty,
 )
-from penstock.stages.reuse.base_comparison import take_digests
+from penstock.stages.reuse.base_comparison import may_be_linked, take_digests
 from penstock.stages.reuse.incremental import set_aside
 from penstock.stages.reuse.value_cache import references_to
 
@@ -203,14 +203,13 @@ class Flatten:
         """Yield the actor of one save."""
 
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch]:
-            alone = run.operation.is_alone  # then nothing is awaited between planning and batches, mostly
-            if alone and run.base is None and not run.request.by_digest:
-                # One trip to a thread: nothing has to be asked of the base or of other processes in
-                # between.
-                planned = await run.threads.run(_plan_all, run, message)
-            else:
-                leaves, plan = await run.threads.run(_plan, run, message)
-                leaves, plan = await _chosen(run, leaves, plan, message.codec_choice)
+            # One trip to a thread, unless the base or other processes have to be asked in between.
+            # None at all where it delays neither other processes nor the renewal of leases.
+            is_brief = run.operation.is_alone and run.store.system_files is not None
+            call = run.threads.run_briefly if is_brief else run.threads.run
+            planned = await call(_plan_at_once, run, message)
+            if not isinstance(planned, _Planned):
+                leaves, plan = await _chosen(run, *planned, message.codec_choice)
                 planned = await run.threads.run(_in_batches, run, leaves, plan)
                 del leaves
 
@@ -252,8 +251,15 @@ async def _chosen(
     return leaves, plan
 
 
-def _plan_all(run: SaveRun, message: TreeToSave) -> _Planned:
-    return _in_batches(run, *_plan(run, message))
+def _plan_at_once(run: SaveRun, message: TreeToSave) -> _Planned | tuple[Leaves, SavePlan]:
+    """Plan a save whole, if nothing has to be awaited for that; else only its leaves."""
+    leaves, plan = _plan(run, message)
+    if not run.operation.is_alone or may_be_linked(run, leaves, plan):
+        return leaves, plan
+    if run.base is not None:
+        _check_room(run, leaves, plan)
+
+    return _in_batches(run, leaves, plan)
 
 
 def _in_batches(run: SaveRun, leaves: Leaves, plan: SavePlan) -> _Planned:

@@ -10,6 +10,9 @@ __all__ = (
     "OneThread",
     "Threads",
     "await_future",
+    "caller_gone",
+    "caller_waits",
+    "mark_own_loop",
     "one_thread",
     "start",
 )
@@ -17,9 +20,11 @@ __all__ = (
 import math
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import CancelledError, Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from queue import Full, SimpleQueue
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast, final
 
@@ -31,6 +36,7 @@ from anyio import (
     create_task_group,
     current_time,
     get_cancelled_exc_class,
+    move_on_after,
     to_thread,
 )
 from anyio.abc import TaskGroup
@@ -137,6 +143,85 @@ class LoopHandle:
         except RuntimeError:
             # asyncio's "Event loop is closed" and trio's RunFinishedError: no task is waiting any more.
             return
+
+
+_OWN_LOOP: Final[ContextVar[weakref.ref[Any] | None]] = ContextVar("penstock.own_loop", default=None)
+
+
+def mark_own_loop() -> None:
+    """Note that penstock runs this event loop for callers who wait meanwhile: no task of theirs is in it.
+
+    For the task that calls it, and those that it starts.
+    """
+    _OWN_LOOP.set(weakref.ref(current_token().native_token))
+
+
+def _is_own_loop() -> bool:
+    marked = _OWN_LOOP.get()  # a context may be copied into another loop
+    return marked is not None and marked() is current_token().native_token
+
+
+_WAITING: Final[ContextVar[_WaitingCaller | None]] = ContextVar("penstock.waiting_caller", default=None)
+
+LEAVES_WITHIN_S: Final = 0.05
+"""So long background work waits for a caller to go on, at most."""
+
+
+@contextmanager
+def caller_waits() -> Generator[None]:
+    """Have what may be done after this block begin after it.
+
+    For a call that another thread waits for, in which work begins that goes on when the call is over. Threads
+    that compute would take processors, and the interpreter, from the caller on its way out. One block in
+    another is a part of it.
+    """
+    if _WAITING.get() is not None:
+        yield
+        return
+
+    caller = _WaitingCaller()
+    token = _WAITING.set(caller)
+    try:
+        yield
+    finally:
+        _WAITING.reset(token)
+        caller.leave()
+
+
+async def caller_gone() -> None:
+    """Wait until the caller has gone on that this work began for, if it said that it waits. Bounded."""
+    caller = _WAITING.get()
+    if caller is not None:
+        with move_on_after(LEAVES_WITHIN_S):
+            await caller.gone()
+
+
+@final
+class _WaitingCaller:
+    """A caller in another thread. Thread-safe."""
+
+    __slots__ = ("_has_left", "_lock", "_wake")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._has_left = False
+        self._wake: list[Callable[[], object]] = []
+
+    def leave(self) -> None:
+        with self._lock:
+            self._has_left = True
+        for wake in self._wake:  # none is added any more
+            wake()
+
+    async def gone(self) -> None:
+        event, loop = Event(), LoopHandle()
+        with self._lock:
+            if self._has_left:
+                return
+
+            self._wake.append(lambda: loop.post(event.set))
+
+        await event.wait()
 
 
 def start(thread: threading.Thread) -> None:
@@ -266,6 +351,13 @@ class Threads:
             self._limiter.release()
 
         return call.take()
+
+    async def run_briefly(self, function: Callable[..., T], *args: Any) -> T:
+        """Do what `run` does, with what mostly computes; at once in a loop that is marked as penstock's own.
+
+        Its callers wait for the result in any case, and longer for a thread to take the call.
+        """
+        return function(*args) if _is_own_loop() else await self.run(function, *args)
 
     def call_once(self, function: Callable[..., T], *args: Any) -> CallOnce[T]:
         """Return an async callable that runs `function(*args)` in a thread once; every call waits for it.

@@ -32,6 +32,7 @@ from anyio import (
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from penstock.kernel.concurrency.threads import caller_gone
 from penstock.kernel.errors import PenstockError, PipelineError
 from penstock.kernel.pipeline.failures import forget_locals
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
@@ -203,9 +204,9 @@ class _PipelineRun(Generic[RunT]):
         """Start the stage with this number, or the collector of results after the last one.
 
         Each stage starts with the first message for it, so that what comes later delays no awaited milestone.
-        The first message after the stage of that milestone starts all the rest, a few turns of the loop
-        later: the one that publishes must be waiting for its message when the milestone before it is reached,
-        and not act before.
+        The messages after the stage of that milestone start all the rest, a few turns of the loop after the
+        last one that comes at once: the one that publishes must be waiting for its message when the milestone
+        before it is reached, and not act before.
 
         Args:
             number: Of the stage, among those that are needed.
@@ -229,10 +230,19 @@ class _PipelineRun(Generic[RunT]):
             outlet.start_next()
 
     async def _start_rest(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
-        """Start all later stages once the waiters for the milestone have gone on, if it is reached now."""
+        """Start all later stages once the waiters for the milestone have gone on, if it is reached now.
+
+        It may be reached as long as each turn of the loop brings another message.
+        """
+        turns = waiting = 0
         try:
-            for _ in range(LOOP_TURNS):
+            while turns < LOOP_TURNS:
                 await checkpoint()
+                before, waiting = waiting, inlet.statistics().current_buffer_used
+                turns = turns + 1 if waiting == before else 0
+
+            if not inlet.statistics().open_send_streams:  # nothing waits for the rest
+                await caller_gone()
         except BaseException:
             del self  # as for `_collect`
             with receiving(inlet):

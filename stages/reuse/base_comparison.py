@@ -6,6 +6,7 @@ __all__ = (
     "Candidates",
     "compare",
     "digest_name",
+    "may_be_linked",
     "take_digests",
 )
 
@@ -38,6 +39,21 @@ class Candidates:
     def only(self, numbers: Sequence[int]) -> Candidates:
         """Return those with some numbers."""
         return Candidates(self.leaves.part(numbers), [self.parts[number] for number in numbers])
+
+
+def may_be_linked(run: SaveRun, leaves: Leaves, plan: SavePlan) -> bool:
+    """Return whether a look at the base may find a leaf unchanged, or must refuse the base. Blocking.
+
+    A program that computes a new state for each step saves no object twice, and needs no such look.
+    """
+    base = run.base
+    if base is None:
+        return run.request.by_digest
+    if run.request.by_digest or not (run.request.base_if_whole or run.store.kind(base) is not None):
+        return True
+
+    noted = KnownValues(run.caches.known_values).noted(base)
+    return _any_known(leaves, plan, _by_name(run, base, noted))
 
 
 def compare(
@@ -197,12 +213,15 @@ def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
 
 
 def _known(run: SaveRun, base: str, identity: object) -> Mapping[str, References]:
-    """Return the known values of each tree in the base, by directory, and by stored name in this save.
+    """Return the known values in the base; its identity is that before anything of it was read."""
+    return _by_name(run, base, KnownValues(run.caches.known_values).find(base, identity))
 
-    The identity is that of the base before anything of it was read.
+
+def _by_name(run: SaveRun, base: str, known: Mapping[str, References]) -> Mapping[str, References]:
+    """Return the known values of each tree, by directory, and by stored name in this save.
+
     If this save writes items, the trees of all items are merged under one empty key.
     """
-    known = KnownValues(run.caches.known_values).find(base, identity)
     if run.layout.folders is None:
         return known
 

@@ -72,6 +72,10 @@ class KnownValues:
         known, references = self._known.get(path) or (None, {})
         return references if known == identity else {}
 
+    def noted(self, path: str) -> ByDirectory:
+        """Return the values of each tree that was at `path` last, whether it is still there or not."""
+        return (self._known.get(path) or (None, {}))[1]
+
 
 def references_to(
     infos: Sequence[ParamInfo], values: Sequence[object], handlers: Sequence[LeafHandler]

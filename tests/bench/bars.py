@@ -207,6 +207,24 @@ BARS = (
     _staged(" by penstock.orbax's CheckpointManager", 5, FACE_MANAGER),
     *[
         _most(
+            f"{what} by penstock.orbax's {name}: blocks / Orbax's",
+            1.0,
+            staged_share(workload, ours, theirs),
+            workload,
+            SAVE,
+        )
+        for workload, what in (
+            ("half", "512 MiB"),
+            ("transformer", "transformer"),
+            ("small", "10,000 leaves"),
+        )
+        for name, ours, theirs in (
+            ("AsyncCheckpointer", FACE_ASYNC, "Orbax async"),
+            ("CheckpointManager", FACE_MANAGER, "Orbax manager"),
+        )
+    ],
+    *[
+        _most(
             f"{what} restored into jax by penstock.orbax: time / penstock's own",
             1.1,
             beside_its_own(workload, INTO_JAX, FACE),

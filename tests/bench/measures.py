@@ -91,12 +91,12 @@ def beside_its_own(workload: str, operation: str, ours: str) -> Measure:
     return measure
 
 
-def staged_share(workload: str) -> Measure:
-    """Time until staged, as a part of what Orbax's asynchronous save blocks for."""
+def staged_share(workload: str, ours: str = OURS, theirs: str = "Orbax async") -> Measure:
+    """Time until staged, as a part of what a save of Orbax's blocks for."""
 
     def measure(results: Results) -> float | None:
-        theirs = median(results.staged(workload, "Orbax async"))
-        return _ratio(median(results.staged(workload, OURS)), theirs)
+        blocked = median(results.staged(workload, theirs))
+        return _ratio(median(results.staged(workload, ours)), blocked)
 
     return measure
 

@@ -303,6 +303,17 @@ async def test_digests_are_of_leaves_whatever_pieces_they_are_written_in(tmp_pat
     assert len(found[0]["a"]) == 32
 
 
+async def test_a_base_is_not_looked_at_if_no_object_is_saved_again(tmp_path: Path) -> None:
+    store = LocalStore()
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", state()))
+        held = store.hold(str(tmp_path / "1"))  # as a deletion does
+        report = await (await checkpointer.save(tmp_path / "2", state(), base=tmp_path / "1"))
+        held.release()
+
+    assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
+
+
 # Which files are worth linking
 
 

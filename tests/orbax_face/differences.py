@@ -138,8 +138,8 @@ MANAGERS: Final[Section] = {
         "described takes no place among the steps to "
         "keep. Metrics may be arrays of one number. "
         "A step that is no whole number from 0 is a ValueError. A `handler_registry` is copied. A folder "
-        "`.penstock-writer` is there while a step is saved or deleted; another writer is logged then, and "
-        "nothing is deleted until it has ended. A root that is a checkpoint is logged, too. "
+        "`.penstock-writer` is there while a step is published or deleted; another writer is logged then, "
+        "and nothing is deleted until it has ended. A root that is a checkpoint is logged, too. "
         "An override of a private method that Orbax calls and penstock does not is a UserWarning, of "
         "checkpointers and handlers, too."
     ),
@@ -174,7 +174,9 @@ SHORTLY: Final = {
     "restores a part, or has odd names": "What Orbax drops, skips or makes up in silence is an error.",
     "opens the files itself": (
         "One database, without `ocdbt.process_0`. What is small or compresses badly is not compressed. "
-        "Orbax reads it."
+        "Orbax reads it. The folder `metadata` of a directory of steps has two files more, by which its "
+        "damage shows: `_PENSTOCK_INTEGRITY` and `commit_success.txt`. Orbax and public programs look by "
+        "name there."
     ),
     "sets limits of memory": "They are one budget. What is larger than a limit is cut into pieces.",
     "reads `jax.monitoring` or the log": (

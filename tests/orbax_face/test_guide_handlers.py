@@ -209,3 +209,35 @@ def test_what_the_handler_raises_is_raised_and_nothing_becomes_visible(ocp: Any,
         assert not (tmp_path / "state").exists()
         with pytest.raises(FileNotFoundError):
             checkpointer.restore(tmp_path / "state", args=my.restore())
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_a_second_handler_of_one_recorded_name_is_refused_and_one_made_again_takes_the_place(
+    ocp: Any,
+) -> None:
+    class Named(ocp.CheckpointHandler):  # type: ignore[misc]  # of either library
+        def save(self, directory: Any, args: Any) -> None: ...
+        def restore(self, directory: Any, args: Any) -> None: ...
+
+        @classmethod
+        def typestr(cls) -> str:
+            return "tests.the_one_name"
+
+    def registered(handler: type[Any]) -> type[Any]:
+        class Args(ocp.args.CheckpointArgs):  # type: ignore[misc]
+            pass
+
+        ocp.args.register_with_handler(handler, for_save=True, for_restore=True)(Args)
+        return Args
+
+    def made() -> type[Any]:
+        class Again(Named): ...
+
+        return Again
+
+    first = registered(made())
+    second = registered(made())  # as by a cell that runs twice
+    with pytest.raises(ValueError, match="already exists in the registry"):
+        registered(Named)
+
+    assert first is not second

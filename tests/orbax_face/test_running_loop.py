@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import re
 import threading
+from contextlib import nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
-from anyio import to_thread
+from anyio import create_task_group, to_thread
 
 import penstock
 import penstock.orbax as ocp
@@ -95,6 +98,54 @@ def test_a_resource_that_cannot_be_opened_says_why() -> None:
     with pytest.raises(OSError, match="no such thing"):
         loop.call(lambda resources: None)  # type: ignore[arg-type,return-value]  # never called
     loop.close()
+
+
+def test_calls_into_a_loop_begin_in_their_order_and_see_what_their_caller_does() -> None:
+    seen: list[str] = []
+    variable: ContextVar[str] = ContextVar("variable")
+
+    async def note(_: None) -> None:
+        seen.append(variable.get())
+
+    async def begin_many() -> None:
+        async with create_task_group() as tasks:
+            for name in "abc":
+                variable.set(name)
+                tasks.start_soon(loop.acall, note)
+
+    with LoopThread(nullcontext[None]) as loop:
+        anyio.run(begin_many)
+
+    assert seen == ["a", "b", "c"]
+
+
+def test_a_call_from_the_thread_of_the_loop_is_refused() -> None:
+    async def call_again(_: None) -> None:
+        loop.call(call_again)
+
+    with LoopThread(nullcontext[None]) as loop, pytest.raises(RuntimeError, match="would wait for itself"):
+        loop.call(call_again)
+
+
+def test_a_call_that_its_caller_gives_up_is_cancelled() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def wait(_: None) -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    async def give_up() -> None:
+        async with create_task_group() as tasks:
+            tasks.start_soon(loop.acall, wait)
+            await to_thread.run_sync(begun.wait)
+            tasks.cancel_scope.cancel()
+
+    with LoopThread(nullcontext[None]) as loop:
+        anyio.run(give_up)
+        assert ended.wait(20)
 
 
 async def test_run_sync_returns_and_raises_what_the_coroutine_does() -> None:

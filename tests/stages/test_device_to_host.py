@@ -167,6 +167,29 @@ async def test_copies_of_host_memory_are_all_made_before_the_first_is_passed_on_
     assert max(leased[False]) < 4
 
 
+async def test_all_that_is_on_the_host_is_there_before_the_first_is_passed_on_if_asked(rig: Rig) -> None:
+    size = 2 * PACKED_BELOW
+    rig.limit(10 * size, piece=size)
+    tree = {
+        "copied": np.arange(4 * size, dtype=np.uint8),
+        "packed": np.ones(10, np.uint8),
+        "there": jnp.zeros(2 * size, jnp.int8),
+    }
+    at_first: dict[bool, int] = {}
+    for first in (False, True):
+        seen: list[int] = []
+
+        async def note(batch: StagedBatch, seen: list[int] = seen) -> StagedBatch:
+            seen.append(rig.memory.statistics().leased)
+            batch.release()
+            return batch
+
+        assert content(await staged(rig, tree, FunctionStage(note), first=first)).keys() == tree.keys()
+        at_first[first] = seen[0]
+
+    assert at_first[True] == 4 * size + 10 > at_first[False]
+
+
 @BOTH_ORDERS
 async def test_a_tree_of_ten_budgets_passes_through_the_whole_pipeline(rig: Rig, first: bool) -> None:
     copy_from_devices(rig)

@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING
 __all__ = (
     "LoopHandle",
     "LoopThread",
+    "Worker",
     "await_future",
+    "caller_waits",
     "run_sync",
     "start_loop",
     "start_thread",
 )
 
 if TYPE_CHECKING:
-    from penstock.blocking.background import run_sync, start_loop, start_thread
+    from penstock.blocking.background import Worker, run_sync, start_loop, start_thread
     from penstock.blocking.loop_thread import LoopThread
-    from penstock.kernel.concurrency.threads import LoopHandle, await_future
+    from penstock.kernel.concurrency.threads import LoopHandle, await_future, caller_waits
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
-            "penstock.blocking.background": ("run_sync", "start_loop", "start_thread"),
+            "penstock.blocking.background": ("Worker", "run_sync", "start_loop", "start_thread"),
             "penstock.blocking.loop_thread": ("LoopThread",),
-            "penstock.kernel.concurrency.threads": ("LoopHandle", "await_future"),
+            "penstock.kernel.concurrency.threads": ("LoopHandle", "await_future", "caller_waits"),
         },
     )

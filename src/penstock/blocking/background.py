@@ -6,10 +6,17 @@ loop is ever patched or re-entered: a blocking caller waits while the loop of an
 
 from __future__ import annotations
 
-__all__ = ("BackgroundCall", "run_sync", "start_loop", "start_thread")
+__all__ = (
+    "BackgroundCall",
+    "Worker",
+    "run_sync",
+    "start_loop",
+    "start_thread",
+    "with_variables_of",
+)
 
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
 from functools import partial
 from threading import Thread
@@ -19,7 +26,8 @@ import anyio
 from anyio import NoEventLoopError
 from anyio.lowlevel import current_token
 
-from penstock.kernel.concurrency.threads import start
+from penstock.kernel.concurrency.threads import mark_own_loop, start
+from penstock.kernel.errors import NoThreadError
 from penstock.kernel.pipeline.failures import FailureFuture, ResultBox, without_frame
 
 T = TypeVar("T")
@@ -38,6 +46,45 @@ class BackgroundCall(FailureFuture[T]):
         """Wait until the thread has ended; return or raise what the call did."""
         self._thread.join()
         return self.result()
+
+
+@final
+class Worker:
+    """Calls functions in the background, one after another, in a thread that stays for the next ones.
+
+    A thread that begins makes its caller wait until it runs, which may be long where processors are busy. The
+    interpreter does not end before the calls do; a worker that is collected ends its thread.
+
+    Args:
+        name: Of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._executor = ThreadPoolExecutor(1, name)
+
+    def __deepcopy__(self, memo: object) -> Worker:
+        """Return another one, not started."""
+        return Worker(self._name)
+
+    def call(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """Have a blocking function called once those before it are; return what becomes of it.
+
+        Raises:
+            NoThreadError: If there can be no thread.
+        """
+        outcome: FailureFuture[T] = FailureFuture()
+        try:
+            self._executor.submit(_settle, outcome, function, args)
+        except RuntimeError as refusal:
+            raise NoThreadError(str(refusal)) from refusal
+
+        return outcome
+
+    def close(self) -> None:
+        """Wait for all calls, and end the thread. Using it again begins another one."""
+        executor, self._executor = self._executor, ThreadPoolExecutor(1, self._name)
+        executor.shutdown()
 
 
 def start_thread(
@@ -75,27 +122,32 @@ def run_sync(function: Callable[..., Awaitable[T]], *args: Any) -> T:
     except NoEventLoopError:
         box = ResultBox(partial(function, *args))
         del function, args  # a failure keeps nothing that the caller gave
-        anyio.run(box.run)
+        anyio.run(_in_own_loop, box.run)
         return box.take()
 
     return start_loop(function, *args, name="penstock: blocking call").join()
 
 
 def _run(function: Callable[..., Awaitable[T]], args: tuple[Any, ...], caller: Context) -> T:
-    calls = [partial(function, *args)]
+    box = ResultBox(partial(function, *args))
     del function, args  # a failure keeps nothing that the caller gave
-
-    async def call() -> T:
-        own = copy_context()
-        for variable, value in caller.items():
-            if variable not in own:  # those that say which loop runs here are not the caller's
-                variable.set(value)
-
-        return await calls.pop()()
-
-    box = ResultBox(call)
-    anyio.run(box.run)
+    anyio.run(with_variables_of, caller, partial(_in_own_loop, box.run))
     return box.take()
+
+
+async def _in_own_loop(call: Callable[[], Awaitable[None]]) -> None:
+    mark_own_loop()
+    await call()
+
+
+async def with_variables_of(caller: Context, call: Callable[[], Awaitable[T]]) -> T:
+    """Await a call that sees the context variables of its caller, in another loop than the caller's."""
+    own = copy_context()
+    for variable, value in caller.items():
+        if variable not in own:  # those that say which loop runs here are not the caller's
+            variable.set(value)
+
+    return await call()
 
 
 def _settle(outcome: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:

@@ -6,21 +6,23 @@ __all__ = ("LoopThread",)
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, Generic, TypeVar, final
 
 import anyio
-from anyio import CancelScope, Event
-from anyio.from_thread import BlockingPortal
+from anyio import CancelScope, Event, create_task_group, get_cancelled_exc_class
+from anyio.abc import TaskGroup
 
-from penstock.blocking.background import BackgroundCall, start_thread
-from penstock.kernel.concurrency.threads import LoopHandle, await_future
+from penstock.blocking.background import BackgroundCall, start_thread, with_variables_of
+from penstock.kernel.concurrency.threads import LoopHandle, await_future, mark_own_loop
 from penstock.kernel.pipeline.failures import ResultBox
 
 T = TypeVar("T")
@@ -29,11 +31,96 @@ ResourceT = TypeVar("ResourceT")
 
 @final
 @dataclass(slots=True)
+class _Calls:
+    """Calls on their way into the loop of a thread, each begun there as a task. Thread-safe.
+
+    `BlockingPortal` would have each caller wait twice: for its task to begin, and for its end.
+    """
+
+    tasks: TaskGroup
+    loop: LoopHandle
+    own: Context  #: of the loop
+    _ahead: deque[_Call] = field(default_factory=deque["_Call"])
+    _lock: Lock = field(default_factory=Lock)
+    _thread: int = field(default_factory=get_ident)
+    _has_ended: bool = False
+
+    def begin(self, run: Callable[[], Awaitable[None]]) -> Future[None]:
+        """Have the loop await `run()`, which sees the context variables of the caller; return at once.
+
+        Raises:
+            RuntimeError: In that very loop, where waiting would never end, and after the last call.
+        """
+        if get_ident() == self._thread:
+            raise RuntimeError("a call from the thread of this loop, which would wait for itself")
+
+        call = _Call(run, copy_context())
+        with self._lock:
+            if self._has_ended:
+                raise RuntimeError("the loop of this thread has ended")
+
+            self._ahead.append(call)
+
+        self.loop.post(self._start_next)
+        return call.future
+
+    def _start_next(self) -> None:
+        with self._lock:
+            call = self._ahead.popleft() if self._ahead else None
+        if call is not None:
+            self.own.copy().run(self.tasks.start_soon, call, self.loop)
+
+    def end(self) -> None:
+        """Take no call any more, and fail those that have not begun. Idempotent."""
+        with self._lock:
+            self._has_ended = True
+            left = tuple(self._ahead)
+            self._ahead.clear()
+
+        for call in left:
+            if call.future.set_running_or_notify_cancel():
+                call.future.set_exception(RuntimeError("the loop of this thread has ended"))
+
+
+@final
+class _Call:
+    """One call, as a task."""
+
+    def __init__(self, run: Callable[[], Awaitable[None]], caller: Context) -> None:
+        self._run = run
+        self._caller = caller
+        self.future: Future[None] = Future()  #: of the end; to cancel it cancels the call
+
+    async def __call__(self, loop: LoopHandle) -> None:
+        with CancelScope() as scope:
+
+            def give_up(future: Future[None]) -> None:
+                if future.cancelled():
+                    loop.post(scope.cancel)
+
+            self.future.add_done_callback(give_up)
+            try:
+                await with_variables_of(self._caller, self._run)
+            except get_cancelled_exc_class():
+                self.future.cancel()
+                self.future.set_running_or_notify_cancel()
+                raise
+            except BaseException as interrupt:
+                if self.future.set_running_or_notify_cancel():
+                    self.future.set_exception(interrupt)
+                raise
+
+            if self.future.set_running_or_notify_cancel():
+                self.future.set_result(None)
+
+
+@final
+@dataclass(slots=True)
 class _Open(Generic[ResourceT]):
     """The state that the thread holds while it runs."""
 
     resource: ResourceT
-    portal: BlockingPortal
+    calls: _Calls
     stopping: Event
     loop: LoopHandle
     scope: CancelScope
@@ -157,7 +244,7 @@ class LoopThread(Generic[ResourceT]):
     ) -> tuple[Future[None], ResultBox[T]]:
         open_ = self._opened()
         box = ResultBox(partial(function, open_.resource, *args))
-        return open_.portal.start_task_soon(box.run), box
+        return open_.calls.begin(box.run), box
 
     def _opened(self) -> _Open[ResourceT]:
         with self._lock:
@@ -190,15 +277,19 @@ async def _hold_open(
     suppressed: bool | None = None
     failure: BaseException | None = None
     with CancelScope() as scope:
-        async with BlockingPortal() as portal:
+        async with create_task_group() as tasks:
+            mark_own_loop()
+            calls = _Calls(tasks, LoopHandle(), copy_context())
             try:
-                suppressed = await _enter_and_wait(make(), portal, scope, opened)
+                suppressed = await _enter_and_wait(make(), calls, scope, opened)
             except Exception as error:
                 failure = error  # raised below, as it is and not in a group
+            finally:
+                calls.end()
 
             # As where a caller's `with` block ends on an error: calls that still go on are given up.
             if failure is not None or suppressed is False:
-                await portal.stop(cancel_remaining=True)
+                tasks.cancel_scope.cancel()
 
     if failure is not None:
         try:
@@ -211,13 +302,13 @@ async def _hold_open(
 
 async def _enter_and_wait(
     manager: AbstractAsyncContextManager[ResourceT],
-    portal: BlockingPortal,
+    calls: _Calls,
     scope: CancelScope,
     opened: Future[_Open[ResourceT]],
 ) -> bool | None:
     """Return what the manager's `__aexit__` does of the caller's error: None if there is none."""
     stopping = Event()
-    open_ = _Open(await manager.__aenter__(), portal, stopping, LoopHandle(), scope)
+    open_ = _Open(await manager.__aenter__(), calls, stopping, calls.loop, scope)
     try:
         opened.set_result(open_)
         await stopping.wait()

@@ -46,7 +46,7 @@ from penstock.handlers.layouts.item_parts import message_target
 from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.handlers.stores.publishing.reading import Reading
-from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.concurrency.threads import Threads, caller_gone
 from penstock.kernel.errors import (
     ClosedError,
     NotACheckpointError,
@@ -199,7 +199,9 @@ class Lifetime:
         for _ in range(LOOP_TURNS):
             await checkpoint()
 
-        self.stopping.keep_alive(save)
+        await caller_gone()
+        if not save.done:
+            self.stopping.keep_alive(save)
 
     async def wait(self) -> None:
         """Wait until no save is under way; raise the first unseen failure."""
@@ -270,12 +272,9 @@ class Operations:
 
             pipeline = engine.saving  # which was checked when the Checkpointer was made
             if request.pipeline is not None:
-                chosen = pipelines.given_pipeline(request.pipeline)
-                # With the stage that several processes agree in.
-                pipeline = pipelines.fitting_pipeline(chosen, engine.written, joint=engine.is_joint)
+                pipeline = engine.pipelines.of_call(request.pipeline, engine.written, joint=engine.is_joint)
             if request.prioritise is not None:
                 pipeline = pipelines.prioritised(pipeline, request.prioritise)
-            if pipeline is not engine.saving:
                 pipeline.check(TreeToSave)
 
             # From here on the message alone holds the tree, once the caller lets go of it.

@@ -69,7 +69,6 @@ from penstock.orbax.options import (
     check_processes,
 )
 from penstock.orbax.restore_tree import Reader, TreeRequest, describe_tree, restore_tree, with_markers
-from penstock.orbax.serialization import MergeProcessFiles
 from penstock.orbax.stage_workers import (
     Flow,
     Limiters,
@@ -352,14 +351,10 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if not isinstance(place, str) and (bucket_url(place.path) is not None or data_file_size is None):
             return None
 
-        pipeline = save_stages()
-        if is_bounded:
-            pipeline = pipeline.configure("write", file_bytes=data_file_size or _UNLIMITED)
-        if isinstance(place, str) and self._form.ocdbt:
-            # For type handlers that write databases of their own.
-            pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
-
-        return pipeline
+        return save_stages(
+            merges=isinstance(place, str) and self._form.ocdbt,
+            file_bytes=data_file_size or _UNLIMITED if is_bounded else None,
+        )
 
     def _prioritise(self, item: Any) -> Callable[[kernel.KeyPath], bool] | None:
         function = self._is_first

@@ -134,6 +134,7 @@ def register_with_handler(
     Raises:
         ValueError: If they are for neither.
         TypeError: If the decorated class is not a subclass of `CheckpointArgs`.
+        AlreadyExistsError: If another handler is recorded under the same name. It is a ValueError.
     """
     if not for_save and not for_restore:
         raise ValueError("for_save and for_restore cannot both be False: the arguments are for nothing")
@@ -141,6 +142,8 @@ def register_with_handler(
     def register(args_cls: ArgsT) -> ArgsT:
         if not issubclass(cast("type", args_cls), CheckpointArgs):
             raise TypeError(f"{args_cls} must subclass CheckpointArgs to be registered")
+
+        _refuse_namesake(handler_cls)
 
         handlers = dict(vars(args_cls).get(_HANDLERS, {}))
         uses = {"save": for_save, "restore": for_restore}
@@ -239,6 +242,7 @@ def _args_for(handler_cls: type, use: str) -> type[CheckpointArgs]:
 
 
 _OWN_HANDLERS: Final = "penstock.orbax.handlers"
+_OURS: Final = "penstock.orbax."
 _V0: Final = ("orbax.checkpoint.v0._src.", "orbax.checkpoint._src.")
 _EARLIER: Final = {
     "penstock.orbax.handlers.base_pytree.BasePyTreeCheckpointHandler": (
@@ -285,10 +289,30 @@ def _registered(
     return found
 
 
+def _refuse_namesake(handler_cls: type[Any]) -> None:
+    """Refuse a handler with the recorded name of another one: a restore would take either for the other.
+
+    A class that was made again, as by a cell of a notebook, takes the place of the first.
+    """
+    if handler_cls.__module__.startswith(_OURS):  # their names differ, and there are many of them
+        return
+
+    name = _typestr(handler_cls)
+    known = _registered(CheckpointArgs, get_registered_handler_cls, name)
+    if known is not None and _qualified(known) != _qualified(handler_cls):
+        raise AlreadyExistsError(
+            f"Handler type string {name!r} already exists in the registry with type {known}. Cannot add type "
+            f"{handler_cls}: what either saves is recorded under that name, which its `typestr` returns"
+        )
+
+
 def _typestr(handler_type: type[Any]) -> str:
     typestr = getattr(handler_type, "typestr", None)
-    named = f"{handler_type.__module__}.{handler_type.__qualname__}"
-    return named if typestr is None else str(typestr())
+    return _qualified(handler_type) if typestr is None else str(typestr())
+
+
+def _qualified(class_: type[Any]) -> str:
+    return f"{class_.__module__}.{class_.__qualname__}"
 
 
 ArgsOrType: TypeAlias = "type[CheckpointArgs] | CheckpointArgs"

@@ -27,6 +27,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeAlias, cast, overload
@@ -220,25 +221,26 @@ class CheckpointManager(WarnsOfOverrides):
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
         latest = self.latest_step()
         choose = self._get_old_steps_to_remove
-        with (
-            self._steps.adding(number, metrics, choose, times) as (change, failure),
-            self._steps.saving(number, latest) as path,
-            times.part("checkpointer_blocking"),
-        ):
-            self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
+        background = self._checkpointer if isinstance(self._checkpointer, AsyncCheckpointer) else None
+        with nullcontext() if background is None else blocking.caller_waits():
+            with (
+                self._steps.adding(number, metrics, choose, times) as (change, failure),
+                self._steps.saving(number, latest) as path,
+                times.part("checkpointer_blocking"),
+            ):
+                self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
 
-        synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
-        if synchronous:
-            self._finish(change)
-        else:
-            # Not a daemon: old steps are deleted even if the program ends without waiting.
-            self._finishing = blocking.start_thread(self._finish, change, name="penstock.orbax.manager")
-            self._saving = change
-        if failure is not None:
-            raise failure
+            if background is None:
+                self._finish(change)
+            else:
+                # Old steps are deleted even if the program ends without waiting.
+                self._finishing = background.then(self._finish, change)
+                self._saving = change
+            if failure is not None:
+                raise failure
 
-        log_save(self._logger, number, self.directory, times, synchronous=synchronous)
-        return True
+            log_save(self._logger, number, self.directory, times, synchronous=background is None)
+            return True
 
     def restore(
         self,

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeAlias, cast, final
+from typing import Any, Self, TypeAlias, TypeVar, cast, final
 
 import jax
 
@@ -40,7 +40,14 @@ from penstock.embedding import (
     file_names,
     paths,
 )
-from penstock.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError, SpecError
+from penstock.errors import (
+    ConfigError,
+    IncompleteCheckpointError,
+    NotACheckpointError,
+    NoThreadError,
+    PathError,
+    SpecError,
+)
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
     CheckpointHandler,
@@ -87,6 +94,8 @@ from penstock.orbax.options import (
 from penstock.orbax.plain_handlers import JsonSaveArgs, ProtoSaveArgs, get_legacy_handler_wrapper
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.standard_handler import StandardCheckpointHandler, StandardRestoreArgs, StandardSaveArgs
+
+T = TypeVar("T")
 
 _jax: Any = jax
 
@@ -465,6 +474,7 @@ class AsyncCheckpointer(Checkpointer):
             raise ConfigError("timeout_secs", f"must be positive, but got {self._timeout_s} seconds.")
 
         self._callback = async_options.post_finalization_callback
+        self._worker = blocking.Worker("penstock.orbax.save")
         self._pending: ThreadFuture[None] | None = None
         self._cleaning: ThreadFuture[bool] | None = None
         self._futures: Sequence[Future] = ()
@@ -478,6 +488,7 @@ class AsyncCheckpointer(Checkpointer):
     def _check_metadata_store(self) -> None:
         """Accept any store: the background waits for its writes."""
 
+    @blocking.caller_waits()
     def save(
         self,
         directory: str | os.PathLike[str],
@@ -516,18 +527,26 @@ class AsyncCheckpointer(Checkpointer):
                 custom_metadata=custom_metadata,
                 in_background=True,
             )
-            staged: ThreadFuture[Sequence[Future]] = ThreadFuture()
-            # Not a daemon: the checkpoint is completed even if the program ends without waiting. Started
-            # before other threads have work, which would make the caller wait for the interpreter.
-            pending = blocking.start_thread(self._finish, save, staged, begun, name="penstock.orbax.save")
-            try:
-                futures = save.stage()
-            except BaseException:
-                staged.cancel()
-                raise
+            futures = save.stage()
+            self._cancelled, self._futures = False, futures
+            # The checkpoint is completed even if the program ends without waiting.
+            self._pending = self.then(self._finish, save, futures, begun)
 
-            self._cancelled, self._futures, self._pending = False, futures, pending
-            staged.set_result(futures)
+    def then(self, function: Callable[..., T], *args: Any) -> ThreadFuture[T]:
+        """Call a function once the save that is under way is over, in the thread that finishes saves.
+
+        Where there can be no more threads it is called here, and now.
+        """
+        try:
+            return self._worker.call(function, *args)
+        except NoThreadError:
+            outcome: ThreadFuture[T] = ThreadFuture()
+            try:
+                outcome.set_result(function(*args))
+            except Exception as error:
+                outcome.set_exception(error)
+
+            return outcome
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Return the object saved in a directory. Waits for a running save first; see `Checkpointer`."""
@@ -564,6 +583,7 @@ class AsyncCheckpointer(Checkpointer):
         finally:
             if self._cleaning is not None:
                 self._cleaning.result()
+            self._worker.close()
             super().close()
 
     def _raise_from(self, pending: ThreadFuture[None]) -> None:
@@ -576,19 +596,14 @@ class AsyncCheckpointer(Checkpointer):
             if not self._cancelled:
                 raise
 
-    def _finish(self, save: HandlerSave, staged: ThreadFuture[Sequence[Future]], begun_s: float) -> None:
-        """Wait until everything is written and visible. Runs in its own thread.
+    def _finish(self, save: HandlerSave, futures: Sequence[Future], begun_s: float) -> None:
+        """Wait until everything is written and visible. In the background.
 
         Args:
             save: The save.
-            staged: What still writes; cancelled if staging failed, and then there is nothing to do.
+            futures: What still writes.
             begun_s: When the save began, by `time.perf_counter`.
         """
-        try:
-            futures = staged.result()
-        except CancelledError:
-            return
-
         try:
             with timed(f"{WRITE}background_duration_secs"):
                 save.finish(futures, self._timeout_s)

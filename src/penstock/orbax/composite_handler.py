@@ -17,6 +17,7 @@ from typing import Any, Final, final
 from anyio import CancelScope, to_thread
 
 from penstock import handlers as built_in
+from penstock import kernel
 from penstock.embedding import DirectoryBuild, SharedDirectory, file_names
 from penstock.errors import PathError
 from penstock.items import Composite as Items
@@ -161,7 +162,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
             else:
                 await to_thread.run_sync(lambda: handler.save(place, args=arg))
 
-        await to_thread.run_sync(lambda: [one.create() for one in building.values()])
+        await kernel.Threads(1).run_briefly(lambda: [one.create() for one in building.values()])
         try:
             await together([partial(save, name, handler, arg) for name, (handler, arg) in items.items()])
         except BaseException:  # a cancellation, too, if another process ended the save

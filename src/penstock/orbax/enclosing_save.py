@@ -145,11 +145,13 @@ class StepLinks:
     Args:
         step: The path that it will have.
         base: The path of the other one; None if there is none.
+        hold: Called when it is about to get that path; holds the directory of the steps.
     """
 
-    def __init__(self, step: str, base: str | None) -> None:
+    def __init__(self, step: str, base: str | None, hold: Callable[[], object] = lambda: None) -> None:
         self._step = step
         self._base = base
+        self._hold = hold
         self._saved: list[tuple[str, str, Callable[[str, str], object]]] = []
         self._together: list[_JointStep] = []
 
@@ -222,6 +224,7 @@ class StepLinks:
 
         Afterwards another save could have replaced it there.
         """
+        self._hold()
         for built, path, tell in self._saved:
             tell(built, path)
 

@@ -518,7 +518,12 @@ class ManagerSteps:
         Raises:
             ClaimLostError: In a bucket, if another manager took the hold over since the last save.
         """
-        self._loop.call(_hold, step)
+        self._steps.root.hold_now()  # here: a trip to the loop takes the caller longer
+        self._forget(step)
+
+    def _forget(self, step: int) -> None:
+        if step in self._steps.retention.deleter.waiting:
+            self._loop.call(_forget, step)
 
     def undo(self, change: StepChange) -> None:
         """Drop a step whose save failed, and count the steps again that it would have replaced."""
@@ -530,7 +535,7 @@ class ManagerSteps:
             self._catalogue.add(step, name)
 
         self._catalogue.sort()
-        self._loop.call(_rest)
+        self._steps.root.rest()
 
     def complete(self, change: StepChange) -> None:
         """Delete the steps that a durable step replaces; return when all processes know that it is done.
@@ -543,7 +548,7 @@ class ManagerSteps:
             if change.replaced:
                 self.agree_on(f"deleted after {change.step}", delete)
         finally:
-            self._loop.call(_rest)
+            self._steps.root.rest()
 
     def delete(self, step: int) -> None:
         """Delete a step, or move it away, in the process that deletes. It is gone when this returns.
@@ -609,10 +614,16 @@ class ManagerSteps:
         Of several processes the one holds it that deletes steps: it might do so once all have written, while
         another one still comes back from here.
         """
-        self.hold(step)
+        later = self.is_alone and bucket_url(self._path) is None  # no earlier than needed: it takes a while
+        if later:
+            self._forget(step)
+        else:
+            self.hold(step)
+
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
-        links = StepLinks(path_text(path), before)
+        hold = self._steps.root.hold_now if later else lambda: None
+        links = StepLinks(path_text(path), before, hold)
         with self.reading((self._steps.root.holds and before) or path), links.in_force():
             yield path
 
@@ -775,13 +786,8 @@ async def _call(steps: OpenSteps, method: Callable[..., Awaitable[T]], *args: An
     return await method(*args)
 
 
-async def _hold(steps: OpenSteps, step: int) -> None:
-    await steps.root.hold()
+async def _forget(steps: OpenSteps, step: int) -> None:
     await steps.retention.forget(step)
-
-
-async def _rest(steps: OpenSteps) -> None:
-    await steps.root.rest()
 
 
 async def _delete(steps: OpenSteps, names: Mapping[int, str], waits: bool) -> None:

@@ -25,7 +25,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, final
 
@@ -40,7 +40,7 @@ from penstock.errors import HandlerError
 from penstock.orbax.future import in_thread
 from penstock.orbax.item_files import handler_path
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
-from penstock.orbax.serialization import get_ts_context
+from penstock.orbax.serialization import MergeProcessFiles, get_ts_context
 
 _tree: Any = tree_util  # jax declares no types for it
 
@@ -57,10 +57,19 @@ _READS_AND_WRITES: Final = (
 """The methods of a type handler by which it does its work."""
 
 
-@cache  # a value; to check its options takes a caller of `save` longer than to copy a small tree
-def save_stages() -> Pipeline[kernel.SaveRun]:
-    """Return the stages of a save. Its caller waits for the copies, and not for what is done with them."""
-    return pipelines.save_pipeline().configure("device_to_host", copies_first=True)
+@lru_cache  # values; to check their options takes a caller of `save` longer than to copy a small tree
+def save_stages(*, merges: bool = False, file_bytes: int | None = None) -> Pipeline[kernel.SaveRun]:
+    """Return the stages of a save. Its caller waits for the copies, and not for what is done with them.
+
+    Args:
+        merges: Whether type handlers may write databases of their own, which are merged.
+        file_bytes: Bytes after which a data file is followed by another; None for the usual length.
+    """
+    pipeline = pipelines.save_pipeline().configure("device_to_host", copies_first=True)
+    if file_bytes is not None:
+        pipeline = pipeline.configure("write", file_bytes=file_bytes)
+
+    return pipeline.insert_after("commit", MergeProcessFiles(), called="merge") if merges else pipeline
 
 
 def _no_args(name: str) -> None:

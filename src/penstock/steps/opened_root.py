@@ -166,17 +166,24 @@ class OpenedRoot:
             StorageError: If the medium refuses, as a full disk may.
         """
         was_held = self._hold.is_held
-        await self._threads.run(self._hold_shared if self._options.is_shared else self._take)
+        await self._threads.run(self.hold_now)
         if not was_held:
             self.pins.tell_again()
 
-    async def rest(self) -> None:
-        """Hold it no more until the next save or deletion, if other managers may save there.
+    def hold_now(self) -> None:
+        """Blocking form of `hold`, in any thread, for a face that pins no steps."""
+        if self._options.is_shared:
+            self._hold_shared()
+        else:
+            self._take()
+
+    def rest(self) -> None:
+        """Hold it no more until the next save or deletion, if other managers may save there. Blocking.
 
         Programs that list it then find nothing but their steps. In a bucket, which they do not list, it stays
         held: the hold tells whether another manager took over since.
         """
-        await self._threads.run(self._end, _SAVE)
+        self._end(_SAVE)
 
     @contextmanager
     def held(self) -> Generator[None]:

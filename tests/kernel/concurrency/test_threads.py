@@ -9,12 +9,12 @@ from typing import Any, final
 import anyio
 import pytest
 import tensorstore as ts
-from anyio import CancelScope, Event, create_task_group
+from anyio import CancelScope, Event, create_task_group, to_thread
 from anyio.lowlevel import checkpoint
 
 from penstock.errors import ConfigError
 from penstock.kernel import Threads
-from penstock.kernel.concurrency.threads import LoopHandle, _Call, await_future
+from penstock.kernel.concurrency.threads import LoopHandle, _Call, await_future, mark_own_loop
 
 pytestmark = pytest.mark.anyio
 
@@ -429,3 +429,19 @@ def test_a_call_cancelled_in_both_ways_is_waited_for_without_spinning() -> None:
             await task
 
     anyio.run(main, backend="asyncio")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_brief_call_needs_no_thread_in_a_loop_of_penstock_s_own(backend: str) -> None:
+    async def elsewhere() -> tuple[int, int]:
+        return threading.get_ident(), await Threads().run_briefly(threading.get_ident)
+
+    async def at_home() -> tuple[int, int]:
+        mark_own_loop()
+        loop, ran = await to_thread.run_sync(anyio.run, elsewhere)  # where the mark is known, too
+        assert loop != ran
+        return await elsewhere()
+
+    loop, ran = anyio.run(elsewhere, backend=backend)
+    assert loop != ran
+    assert len(set(anyio.run(at_home, backend=backend))) == 1

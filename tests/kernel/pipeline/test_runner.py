@@ -240,6 +240,40 @@ async def test_who_waits_for_the_stage_before_it_does_not_wait_for_the_one_behin
         behind.set()
 
 
+async def test_what_comes_after_an_awaited_milestone_begins_once_that_is_reached() -> None:
+    log: list[str] = []
+
+    async def later(message: int) -> int:
+        log.append("later")
+        return message
+
+    slots = Slot("numbers", Step(numbers), Milestone.STAGED, queue=20), Slot("later", FunctionStage(later))
+    pipeline: Pipeline[Any] = Pipeline(slots)
+    await run_pipeline(
+        pipeline, None, 10, on_milestone=lambda each: log.append(str(each)), awaited=Milestone.STAGED
+    )
+
+    assert log == ["staged", *["later"] * 10]
+
+
+async def test_what_comes_after_an_awaited_milestone_begins_if_that_has_to_wait_for_it() -> None:
+    begun = Event()
+
+    async def first(message: int) -> AsyncGenerator[int]:
+        yield 1
+        await begun.wait()
+        yield 2
+
+    async def later(message: int) -> int:
+        begun.set()
+        return message
+
+    slots = Slot("first", Step(first), Milestone.STAGED, queue=20), Slot("later", FunctionStage(later))
+    pipeline: Pipeline[Any] = Pipeline(slots)
+    with anyio.fail_after(5):
+        await run_pipeline(pipeline, None, 1, awaited=Milestone.STAGED)
+
+
 async def test_where_every_stage_passes_everything_on_the_message_comes_out() -> None:
     pipeline: Pipeline[Any] = Pipeline((Slot("idle", Idle(passes_on=True)),))
 

@@ -65,7 +65,11 @@ from penstock.orbax.v1.handler_registration import (
     StatefulCheckpointable,
 )
 from penstock.orbax.v1.loading import (
+    PyTreeMetadata,
     checkpointables_metadata,
+    delete,
+    delete_async,
+    is_orbax_checkpoint,
     load,
     load_async,
     load_checkpointables,
@@ -75,7 +79,6 @@ from penstock.orbax.v1.loading import (
     metadata,
     pytree_metadata,
 )
-from penstock.orbax.v1.locating import PyTreeMetadata, delete, delete_async, is_orbax_checkpoint
 from penstock.orbax.v1.operation import AsyncResponse
 from penstock.orbax.v1.options import Context
 from penstock.orbax.v1.saving import (

@@ -28,7 +28,7 @@ from penstock.orbax.enclosing_save import joint_build_around
 from penstock.orbax.item_files import store_at
 from penstock.orbax.leaf_args import leaves_first
 from penstock.orbax.restore_tree import LeafTarget, clashing_keys
-from penstock.orbax.serialization import MergeProcessFiles, get_ts_context
+from penstock.orbax.serialization import get_ts_context
 from penstock.orbax.stage_workers import Limiters, key_entries, leaf_size, save_stages
 from penstock.orbax.type_handlers import Validator
 from penstock.orbax.v1.handler_registration import typestr
@@ -187,9 +187,8 @@ class PyTreeHandler:
         build = joint_build_around(path)
         form = save_format_of(options, jointly=build is not None)
         layout = built_in.OrbaxLayout(form, directory=TreeDirectory())
-        pipeline = save_stages()
-        if options.use_ocdbt and build is None:  # for leaf handlers that write databases of their own
-            pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
+        # Leaf handlers may write databases of their own.
+        pipeline = save_stages(merges=options.use_ocdbt and build is None)
 
         save_args = _save_args(options, tree)
         limit = budget(self._context.memory.save_limit)

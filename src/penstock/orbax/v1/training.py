@@ -38,8 +38,7 @@ from penstock.orbax.policies import (
 from penstock.orbax.v1 import errors, loading
 from penstock.orbax.v1.errors import StepAlreadyExistsError, StepNotFoundError
 from penstock.orbax.v1.handler_registration import STATE
-from penstock.orbax.v1.loading import load_checkpointables_async
-from penstock.orbax.v1.locating import delete
+from penstock.orbax.v1.loading import delete, load_checkpointables_async
 from penstock.orbax.v1.operation import AsyncResponse, BackgroundOperation, begin, wait_for
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import Path, PathLike
