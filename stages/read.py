@@ -201,11 +201,12 @@ class _Reader:
             else:
                 self._read_checked(read, infos)
 
+        scratch = _Scratch()
         for path, wanted in by_file.items():
             wanted.sort(key=attrgetter("offset"))
             with self._files.use(path) as file:
                 for run in adjacent(wanted, _one_read):
-                    read_twice(self._run.store, partial(self._read_run, file, run, infos))
+                    read_twice(self._run.store, partial(self._read_run, file, run, scratch, infos))
 
     def _read_checked(self, read: CheckedRead, infos: _Infos) -> None:
         with self._files.use(read.file) as file:
@@ -220,10 +221,14 @@ class _Reader:
         if read.differs(found):
             raise _differs(read, infos)
 
-    def _read_run(self, file: ReadableFile, run: Sequence[DirectRead | ScatterRead], infos: _Infos) -> None:
-        buffers = [
-            read.into() if isinstance(read, DirectRead) else scratch_memory(read.nbytes) for read in run
-        ]
+    def _read_run(
+        self,
+        file: ReadableFile,
+        run: Sequence[DirectRead | ScatterRead],
+        scratch: _Scratch,
+        infos: _Infos,
+    ) -> None:
+        buffers = [read.into() if isinstance(read, DirectRead) else scratch.of(read.nbytes) for read in run]
         compared = [self._verify and read.crc32c is not None for read in run]
         found: list[int | None]
         try:
@@ -242,6 +247,28 @@ class _Reader:
                 raise _differs(read, infos)
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
+
+
+@final
+class _Scratch:
+    """Memory for the bytes of one batch that are scattered, one large read after another.
+
+    Fresh memory for each would cost as much as the copy from the page cache: the system zeroes it.
+    """
+
+    __slots__ = ("_memory",)
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def of(self, nbytes: int) -> memoryview:
+        """Return memory for one read. A large one has it until the next is asked for."""
+        if nbytes < LARGE:
+            return memoryview(bytearray(nbytes))
+        if nbytes > len(self._memory):
+            self._memory = scratch_memory(nbytes)
+
+        return self._memory[:nbytes]
 
 
 async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:

@@ -268,7 +268,7 @@ async def test_auto_takes_the_codec_that_leaves_least(rig: Rig) -> None:
 
     batches = await encoded(rig, [weights, normal.astype(np.float32), text, noise(100_000)])
 
-    floats = "blosc:lz4:5:bitshuffle"
+    floats = "blosc:lz4:9:bitshuffle:131072"
     codecs = {index: leaf.spec.codec for index, leaf in leaves_of(batches).items()}
     assert codecs == {0: floats, 1: floats, 2: "zstd:1", 3: None}
 

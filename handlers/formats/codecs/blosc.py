@@ -137,8 +137,9 @@ BLOSC: Final = _BloscType()
 """An entry point."""
 
 _LEVELS: Final[Mapping[str, Blosc]] = {
-    # Signs and exponents by bits, at the speed of memory.
-    "": Blosc("lz4", 5, "bitshuffle"),
+    # Signs and exponents by bits, at the speed of memory. In blocks of 128 KiB, which the shuffled bits fill
+    # four times over, the highest level costs little and finds a hundredth more.
+    "": Blosc("lz4", 9, "bitshuffle", 2**17),
     # Bytes of one kind, coded by their frequencies: in blocks of 1 MiB zstd's first level finds all there is
     # in exponents, three per cent above the entropy of bfloat16, and in Blosc's own blocks, of 256 KiB and
     # less, half of it in twice the time. Higher levels look for repetitions, of which numbers have none.

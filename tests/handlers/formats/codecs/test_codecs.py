@@ -256,7 +256,7 @@ def test_a_chunk_is_never_longer_than_blosc_takes(monkeypatch: pytest.MonkeyPatc
     found = storage_choice.fitted(spec, "['a']", SaveFormat(codec="floats", chunk_byte_size=2**40), None)
 
     assert found.chunk_nbytes <= 100_000
-    assert found.codec == "blosc:lz4:5:bitshuffle"
+    assert found.codec == "blosc:lz4:9:bitshuffle:131072"
 
 
 @pytest.mark.usefixtures("site")
