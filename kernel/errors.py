@@ -253,13 +253,18 @@ class RootInUseError(SpecError):
 
 @final
 class UnknownMetricError(SpecError):
-    """A policy ranks steps by `metric`, which no step has and which is not among those given (`known`)."""
+    """Steps are to be ranked by `metric`, which none of them has; `known` are the names that there are.
 
-    def __init__(self, metric: str, known: Sequence[str]) -> None:
-        problem = f"no step has the metric {metric!r} that the policy ranks by, and these metrics lack it"
-        super().__init__(
-            f"{problem}; {hint_at(metric, known)} Where it is not known yet, give NaN, or no metrics at all"
-        )
+    Of a save these are the names of the metrics given.
+    """
+
+    def __init__(self, metric: str, known: Sequence[str], *, at_save: bool = False) -> None:
+        problem, advice = f"no step has the metric {metric!r}", ""
+        if at_save:
+            problem += " that the policy ranks by, and these metrics lack it"
+            advice = " Where it is not known yet, give NaN, or no metrics at all"
+
+        super().__init__(f"{problem}; {hint_at(metric, known)}{advice}")
         self.metric, self.known = metric, tuple(known)
 
 

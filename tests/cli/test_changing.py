@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -39,8 +40,9 @@ def test_cp_copies_every_file_as_it_is(stored: Stored, tmp_path: Path, call: Cal
 
     assert (said.status, said.err) == (0, "")
     expected = contents(source)
-    if source == stored.run:  # not what an interrupted save left, nor what was done in that directory
-        expected = {name: data for name, data in expected.items() if "tmp" not in name and name != REPORTS}
+    if source == stored.run:  # not what an interrupted save left
+        assert REPORTS in expected
+        expected = {name: data for name, data in expected.items() if "tmp" not in name}
     assert contents(target) == expected
     assert [path.name for path in target.parent.iterdir()] == ["copy"]
 
@@ -79,7 +81,7 @@ def test_a_failed_cp_leaves_nothing(stored: Stored, tmp_path: Path, call: Call) 
 def test_a_dry_cp_only_says(stored: Stored, tmp_path: Path, call: Call) -> None:
     said = call("cp", "-n", stored.run, tmp_path / "copy")
 
-    assert len(said.out.splitlines()) == 3
+    assert [Path(line.split()[-1]).name for line in said.out.splitlines()] == ["0", "1", "2", REPORTS]
     assert not (tmp_path / "copy").exists()
 
 
@@ -92,10 +94,30 @@ def test_cp_copies_the_metadata_of_a_run_and_no_unfinished_step(tmp_path: Path, 
 
     copied = call("cp", tmp_path / "run", tmp_path / "copy", "--json").document["copied"]
 
-    assert [Path(entry["destination"]).name for entry in copied] == ["metadata", "1"]
+    assert [Path(entry["destination"]).name for entry in copied] == ["metadata", "1", REPORTS]
     with penstock.sync.CheckpointManager(tmp_path / "copy", read_only=True) as manager:
         assert manager.all_steps() == (1,)
         assert manager.root_metadata() == {"by": "me"}
+
+
+def test_a_copied_run_has_the_reports_of_its_saves_unless_there_are_others(
+    stored: Stored, tmp_path: Path, call: Call
+) -> None:
+    copy, others = tmp_path / "copy", tmp_path / "others"
+    with penstock.sync.CheckpointManager(others) as manager:
+        manager.save(7, {"a": 1})
+
+    call("cp", stored.run, copy)
+    call("cp", stored.run, others)
+    call("cp", stored.run, tmp_path / "one", "--step", "2")
+
+    def named(run: Path) -> list[str]:
+        return [report["name"] for report in json.loads((run / REPORTS).read_bytes())["reports"]]
+
+    assert (named(copy), named(others)) == (["0", "1", "2"], ["7"])
+    assert not (tmp_path / REPORTS).exists()
+    assert [row[0] for row in call("ls", copy).rows] == ["0", "1", "2"]
+    assert sorted(os.listdir(copy)) == ["0", "1", "2", REPORTS]
 
 
 def test_convert_prints_a_document(stored: Stored, tmp_path: Path, call: Call) -> None:

@@ -1,10 +1,12 @@
-"""What a shell completes: a real bash on a pseudo-terminal, by what `completion bash` prints."""
+"""What a shell completes: real bash, zsh and fish, by what `completion` prints for each."""
 
 from __future__ import annotations
 
 import os
 import re
 import select
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -24,8 +26,24 @@ PROMPT = "ready> "
 _PATIENCE_S = 60.0
 
 
+SHELLS = {
+    "bash": (
+        ["bash", "--norc", "--noprofile", "-i"],
+        'eval "$(penstock completion bash)"; bind "set show-all-if-ambiguous on";',
+    ),
+    "zsh": (
+        ["zsh", "-f", "-i"],
+        (
+            "unsetopt prompt_cr prompt_sp zle_bracketed_paste list_ambiguous; autoload -U compinit; "
+            'compinit -u; eval "$(penstock completion zsh)";'
+        ),
+    ),
+}
+"""Interactive shells without anybody's settings, and what they are to run first."""
+
+
 class Shell:
-    """An interactive bash without anybody's settings."""
+    """An interactive shell."""
 
     def __init__(self, ours: int) -> None:
         self._ours = ours
@@ -49,7 +67,7 @@ class Shell:
         self.type(f"{line}\t#")  # what is typed behind it shows where it ends
         said = self.said_until("#").partition("#")[0]
         self.run("\x15")
-        return said
+        return re.sub(r".\x08", "", said)  # zsh takes back the space after a word, and writes it again
 
     def run(self, command: str) -> None:
         """Run a command, and wait for what it prints, which is not how it is typed, and for the prompt."""
@@ -62,7 +80,7 @@ class Shell:
         said = self.said_until(f"{PROMPT}{line}")
         self.run("\x15")  # which erases the line
         words = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|\x07", "", said).split()
-        return {*words} - {*line.split(), PROMPT.strip()}
+        return {*words} - {*line.split(), PROMPT.strip(), "--"}  # which zsh has before what a word means
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +94,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@contextmanager
-def opened_shell(folder: Path) -> Generator[Shell]:
+def environment_of(folder: Path) -> dict[str, str]:
+    """Put the command into a folder, and return what a shell sees that has it on its path."""
     command = folder / "penstock"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock "$@"\n')
     command.chmod(0o755)
-    environment = {
+    return {
         **{name: value for name, value in os.environ.items() if not name.startswith("BASH")},
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": str(SOURCE),
@@ -90,11 +108,16 @@ def opened_shell(folder: Path) -> Generator[Shell]:
         "INPUTRC": "/dev/null",
         "HOME": str(folder),
     }
+
+
+@contextmanager
+def opened_shell(name: str, folder: Path) -> Generator[Shell]:
+    program, first = SHELLS[name]
     ours, terminal = os.openpty()
     with subprocess.Popen(
-        ["bash", "--norc", "--noprofile", "-i"],
+        program,
         cwd=folder,
-        env=environment,
+        env=environment_of(folder),
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
@@ -104,27 +127,52 @@ def opened_shell(folder: Path) -> Generator[Shell]:
         try:
             opened = Shell(ours)
             opened.said_until(PROMPT)
-            opened.run('eval "$(penstock completion bash)"; bind "set show-all-if-ambiguous on";')
+            opened.run(first)
             yield opened
         finally:
             shell.kill()
             os.close(ours)
 
 
+def check_offers(offered: Callable[[str], set[str]]) -> None:
+    """Compare what a shell offers for a line with what is there."""
+    assert {"show", "ls", "diff", "demo"} <= offered("penstock ")
+    assert {"--unfold", "--histogram", "--only"} <= offered("penstock show --")
+    assert offered("penstock show run --step ") == {"1000", "1500", "2000"}
+    assert offered("penstock show run --only params.") == {"params.body", "params.head"}
+    assert offered("penstock cat run params.body.") == {"params.body.b", "params.body.w"}
+    assert offered("penstock show run --item ") == {"default", "metrics"}
+    assert offered("penstock ls run --best ") == {"eval/accuracy", "loss"}
+    assert offered("penstock config reference memory.") >= {"memory.limit_bytes"}
+    assert offered("penstock diff run ") >= {"1000", "1500", "2000"}
+
+
 @pytest.mark.process
-def test_bash_completes_commands_options_steps_leaves_metrics_and_keys(run: Path) -> None:
-    with opened_shell(run.parent) as shell:
-        assert {"show", "ls", "diff", "demo"} <= shell.offered("penstock ")
-        assert {"--unfold", "--histogram", "--only"} <= shell.offered("penstock show --")
-        assert shell.offered("penstock show run --step ") == {"1000", "1500", "2000"}
-        assert shell.offered("penstock show run --only params.") == {"params.body", "params.head"}
-        assert shell.offered("penstock cat run params.body.") == {"params.body.b", "params.body.w"}
-        assert shell.offered("penstock show run --item ") == {"default", "metrics"}
-        assert shell.offered("penstock ls run --best ") == {"eval/accuracy", "loss"}
-        assert shell.offered("penstock config reference memory.") >= {"memory.limit_bytes"}
-        assert shell.offered("penstock diff run ") >= {"1000", "1500", "2000"}
+@pytest.mark.parametrize("name", SHELLS)
+def test_a_shell_completes_commands_options_steps_leaves_metrics_and_keys(run: Path, name: str) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"there is no {name}")
+
+    with opened_shell(name, run.parent) as shell:
+        check_offers(shell.offered)
         assert shell.completed("penstock show run --step 15") == "penstock show run --step 1500 "
         assert shell.completed("penstock ls run --best lo") == "penstock ls run --best loss "
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes_the_same(run: Path) -> None:
+    def offered(line: str) -> set[str]:
+        asked = f"penstock completion fish | source; complete --do-complete {shlex.quote(line)}"
+        said = subprocess.run(
+            ["fish", "--no-config", "-c", asked],
+            cwd=run.parent, env=environment_of(run.parent), check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        assert said.stderr == ""
+        return {each.partition("\t")[0] for each in said.stdout.splitlines()}  # what a word means follows it
+
+    check_offers(offered)
+    assert offered("penstock show run --step 15") == {"1500"}
 
 
 def offered(complete: Completer, prefix: str, **words: object) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from penstock import errors
+from penstock import errors, stages
 from penstock.cli import COMMANDS
 from penstock.errors import PenstockError
 from penstock.kernel import Milestone
@@ -182,6 +183,22 @@ class TestEvents:
         ]
 
         assert set(others) == {"logging.getLogger(LOGGER_NAME)", "structlog.get_logger(LOGGER_NAME)"}
+
+
+class TestStages:
+    def test_every_stage_is_listed_with_its_options(self) -> None:
+        listed: dict[str, set[str]] = {}
+        for first, _, _, options, *_ in rows("stages.md"):
+            for name in quoted(first)[:1]:
+                listed.setdefault(name, set()).update(quoted(options))
+
+        classes = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): name for name in stages.__all__}
+        found = {
+            name: {each.name for each in dataclasses.fields(getattr(stages, classes[name]))}
+            for name in classes
+        }
+
+        assert found == {name: listed.get(name) for name in classes}
 
 
 class TestCommands:

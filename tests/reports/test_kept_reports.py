@@ -295,7 +295,7 @@ def test_the_file_of_reports_is_not_taken_for_a_step(tmp_path: Path) -> None:
     collected: Any = penstock.sync.gc(root)
     assert not collected.removed
     penstock.sync.convert(root, tmp_path / "copy")
-    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["1", "2"]
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["1", "2", REPORTS]
     assert len(json.loads((root / REPORTS).read_bytes())["reports"]) == 2
     ocp = pytest.importorskip("orbax.checkpoint", reason="Orbax is not installed")
     with ocp.CheckpointManager(root) as theirs:

@@ -21,7 +21,14 @@ from tests.own_files import OWN, listed
 import penstock
 import penstock.orbax
 import penstock.sync
-from penstock.errors import ClosedError, LinkOutsideError, PathError, RootInUseError, UnknownMetricError
+from penstock.errors import (
+    ClosedError,
+    LinkOutsideError,
+    PathError,
+    RootInUseError,
+    SpecError,
+    UnknownMetricError,
+)
 from penstock.handlers import LocalStore
 from penstock.handlers.stores.publishing import (
     WRITER,
@@ -428,6 +435,38 @@ class TestMisspeltMetrics:
             assert manager.all_steps() == (1, 2, 3, 4, 6)  # step 5 is not the best
 
         assert caplog.text.count("step.metric_missing") == 1
+
+    async def test_the_best_step_by_a_misspelt_name_is_an_error(self, tmp_path: Path) -> None:
+        async with CheckpointManager(tmp_path, metric="eval/Loss") as manager:
+            assert await manager.best_step("Loss") is None  # there are no steps
+            await save(manager, 1)
+            assert await manager.best_step("Loss") is None  # there are no metrics
+            await save(manager, 2, metrics={"loss": 1.0, "eval": {"loss": float("nan")}})
+            with pytest.raises(UnknownMetricError, match="'Loss'; did you mean 'loss'") as caught:
+                await manager.best_step("Loss")
+            with pytest.raises(UnknownMetricError, match="did you mean 'eval/loss'"):
+                await manager.best_step()
+
+            assert caught.value.known == ("eval/loss", "loss")
+            assert await manager.best_step("eval/loss") is None  # which is not finite
+            assert await manager.best_step("accuracy") is None  # which may come later
+            assert await manager.best_step(lambda metrics: metrics.get("Loss")) is None
+
+    async def test_the_best_step_is_ranked_as_the_manager_says_or_as_the_call_does(
+        self, tmp_path: Path
+    ) -> None:
+        async with CheckpointManager(tmp_path, metric="loss", mode="max") as manager:
+            for step, loss in ((1, 1.0), (2, 3.0), (3, 2.0)):
+                await save(manager, step, metrics={"loss": loss})
+
+            assert await manager.best_step() == 2
+            assert await manager.best_step(mode="min") == 1
+            assert await manager.best_step("loss") == 1
+            for mode in ("minimum", "Min", ""):
+                with pytest.raises(SpecError, match="mode must be 'min' or 'max'"):
+                    await manager.best_step("loss", mode)  # type: ignore[arg-type]
+            with pytest.raises(SpecError, match="metric is a name"):
+                await manager.best_step(3)  # type: ignore[arg-type]
 
     async def test_a_metric_that_comes_later_counts_from_then_on(self, tmp_path: Path) -> None:
         keep = KeepBest(1, "eval/loss", without_metric=False)

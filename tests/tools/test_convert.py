@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 from tests.byte_counting import CountingStore
 from tests.every_item import every_item
+from tests.own_files import REPORTS
 
 import penstock
 from penstock.cli import main
@@ -521,6 +522,16 @@ class TestNothingIsDropped:
                 assert manager.restore(step)["a"].tolist() == [step] * 5
 
         assert (report.path, report.n_leaves, report.nbytes) == (str(tmp_path / "copy"), 3, 120)
+        assert (tmp_path / "copy" / REPORTS).read_bytes() == (saved_steps / REPORTS).read_bytes()
+
+    def test_the_reports_of_other_saves_stay(self, saved_steps: Path, tmp_path: Path) -> None:
+        with penstock.sync.CheckpointManager(tmp_path) as manager:
+            manager.save(7, {"a": 1})
+        before = (tmp_path / REPORTS).read_bytes()
+
+        penstock.sync.convert(saved_steps, tmp_path, overwrite=True)
+
+        assert (tmp_path / REPORTS).read_bytes() == before
 
     def test_safetensors_refuse_several_steps_by_name(self, saved_steps: Path, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="cannot carry all of the steps 1, 2, 10"):

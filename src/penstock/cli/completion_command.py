@@ -18,8 +18,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
         "Print what makes SHELL complete penstock's commands and options, and in their places steps, leaves, "
-        "items, metrics and keys of the configuration. In ~/.bashrc or ~/.zshrc: eval "
-        '"$(penstock completion bash)"; of fish: penstock completion fish | source'
+        'items, metrics and keys of the configuration. In ~/.bashrc: eval "$(penstock completion bash)"; '
+        'in ~/.zshrc, after compinit: eval "$(penstock completion zsh)"; in fish\'s config.fish: penstock '
+        "completion fish | source"
     )
     parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
 

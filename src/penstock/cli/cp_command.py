@@ -24,6 +24,7 @@ import penstock
 from penstock.cli.completers import completed, step_numbers
 from penstock.cli.terminal import Bar, CommandError, Output, format_bytes
 from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER, step_at
+from penstock.handlers.formats.orbax.file_names import REPORTS
 from penstock.handlers.layouts.discovery import Place, checkpoint_path, find_place
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.publishing.paths import scheme_of, temporary_path
@@ -33,6 +34,8 @@ from penstock.inspection.file_sizes import sizes_below
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, NotACheckpointError, NotAFileError, StorageError
 from penstock.kernel.protocols.stores import Hold, NoHold, Store
+from penstock.kernel.words import counted
+from penstock.reports.kept_reports import copy_reports
 from penstock.stores.store_finder import store_of
 
 
@@ -40,9 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
         "Copy the checkpoint at SOURCE to DESTINATION, every file as it is, also those of other programs; "
-        "of a directory of steps, every finished step. While it is copied nobody deletes it here, and if it "
-        "is overwritten, the new one is copied instead. The copy appears in one step, when it is durable. To "
-        "or from a bucket it is written anew, as `convert` does."
+        "of a directory of steps, every finished step, and what was recorded of its saves. While it is "
+        "copied nobody deletes it here, and if it is overwritten, the new one is copied instead. The copy "
+        "appears in one step, when it is durable. To or from a bucket it is written anew, as `convert` does."
     )
     parser.add_argument("source", metavar="SOURCE", help="a checkpoint, a directory of steps, or safetensors")
     parser.add_argument("destination", metavar="DESTINATION", help="where it goes; nothing may be there")
@@ -83,7 +86,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
         for path, target in copies:
             output.say(f"{path}: would be copied to {target}")
     else:
-        output.success(f"{destination}: {len(copies):,} copied, {format_bytes(sum(sizes))}")
+        besides = (ROOT_FOLDER, REPORTS) if place.kind == "root" else ()
+        n = sum(os.path.basename(path) not in besides for path, _ in copies)
+        output.success(f"{destination}: {counted(n, 'checkpoint')} copied, {format_bytes(sum(sizes))}")
 
     return 0
 
@@ -93,7 +98,11 @@ def _copy_all(copies: Sequence[tuple[str, str]], sizes: Sequence[int], output: O
     with output.bar(sum(sizes), "bytes") as bar:
         done = 0
         for (path, target), nbytes in zip(copies, sizes, strict=True):
-            if in_buckets:
+            if os.path.basename(path) == REPORTS:
+                copy_reports(*_folder_of(path), *_folder_of(target))
+                done += nbytes
+                bar.show(done, REPORTS)
+            elif in_buckets:
                 anyio.run(penstock.convert, path, target)
                 done += nbytes
                 bar.show(done, os.path.basename(path))
@@ -102,12 +111,16 @@ def _copy_all(copies: Sequence[tuple[str, str]], sizes: Sequence[int], output: O
                 done += anyio.run(copy_checkpoint, path, target, show)
 
 
+def _folder_of(path: str) -> tuple[Store, str]:
+    return store_of(os.path.dirname(path))
+
+
 def _show(bar: Bar, before: int, name: str, done: int) -> None:
     bar.show(before + done, name)
 
 
 def _copies(store: Store, place: Place, destination: str) -> list[tuple[str, str]]:
-    """Return sources and destinations: of a run, its metadata and then the finished steps."""
+    """Return sources and destinations: of a run its metadata, the finished steps and the reports of saves."""
     if place.kind == "folder":
         raise NotACheckpointError(place.path, "is a folder, and no checkpoint; copy what is in it one by one")
     if place.kind != "root":
@@ -117,6 +130,9 @@ def _copies(store: Store, place: Place, destination: str) -> list[tuple[str, str
     steps = [name for name in place.steps if step_at(store, os.path.join(place.path, name)).is_published]
     if metadata and scheme_of(place.path) is None and scheme_of(destination) is None:
         steps = [*metadata, *steps]
+    kept, target = os.path.join(place.path, REPORTS), os.path.join(destination, REPORTS)
+    if steps and store.kind(kept) == "file" and store_of(target)[0].kind(target) is None:
+        steps = [*steps, REPORTS]
 
     return [(os.path.join(place.path, name), os.path.join(destination, name)) for name in steps]
 

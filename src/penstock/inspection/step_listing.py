@@ -30,9 +30,8 @@ from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.handlers.stores.publishing.pinned_steps import read_pins
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.inspection.texts import metric_at
-from penstock.kernel.errors import PenstockError, SpecError
+from penstock.kernel.errors import PenstockError, UnknownMetricError
 from penstock.kernel.protocols.stores import Store, is_at_work
-from penstock.kernel.words import hint_at
 from penstock.steps.step_directory import StepReader
 
 State: TypeAlias = Literal["finished", "saving", "interrupted", "damaged", "unknown"]
@@ -121,11 +120,11 @@ def name_best(
     """Mark the best of some steps, the later of two that are equal. One without a finite metric is none.
 
     Raises:
-        SpecError: If there are metrics, and none of this name; it names what is near.
+        UnknownMetricError: If there are metrics, and none of this name.
     """
     known = sorted({name for step in listed for name in names_of_metrics(step.metrics)})
     if known and not any(metric_of(step.metrics, metric) is not None for step in listed):
-        raise SpecError(f"no step has the metric {metric!r}; {hint_at(metric, known)}")
+        raise UnknownMetricError(metric, known)
 
     values = [(metric_of(step.metrics, metric), at) for at, step in enumerate(listed)]
     sign = 1 if mode == "max" else -1

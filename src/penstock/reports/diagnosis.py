@@ -139,9 +139,10 @@ class FlowModel:
     stream_rate: float  #: bytes per second of one stream
     total_rate: float  #: and of all together
     feed_s: float  #: of a message before the store, whatever its size
-    feed_s_per_byte: float
+    feed_s_per_byte: float  #: before the store, of a restore after it
     rest_s: float = 0.0  #: what no setting changes
     is_leased: bool = True  #: whether what is under way counts to the budget of memory
+    is_apart: bool = False  #: whether another stage, at the same time, takes the time of the bytes
 
     def n_messages(self, settings: Settings) -> int:
         """Return the number of messages for the store's workers."""
@@ -157,7 +158,7 @@ class FlowModel:
         n = max(1, math.ceil(self.large_bytes / settings.message_bytes))
         nbytes, room = self.large_bytes / n, self.room(settings)
         at_once = min(settings.concurrency, n, room)
-        feed_s = self.feed_s + nbytes * self.feed_s_per_byte
+        feed_s = self.fed_s(nbytes)
         rounds, left = divmod(n, at_once)
         store_s = rounds * self.each_s(nbytes, at_once) + (self.each_s(nbytes, left) if left else 0.0)
         store_s += self.n_small * self.latency_s / min(settings.concurrency, n + self.n_small)
@@ -165,6 +166,11 @@ class FlowModel:
         held_s = n * (feed_s + self.each_s(nbytes, at_once)) / room
         # The last message is written when all are made, and the first is made before any is written.
         return self.rest_s + max(n * feed_s + self.each_s(nbytes, 1), feed_s + store_s, feed_s + held_s)
+
+    def fed_s(self, nbytes: float) -> float:
+        """Predict the seconds of one message before the store, or of a restore before and after it."""
+        of_bytes_s = nbytes * self.feed_s_per_byte
+        return max(self.feed_s, of_bytes_s) if self.is_apart else self.feed_s + of_bytes_s
 
     def each_s(self, nbytes: float, at_once: float) -> float:
         """Predict the seconds of one message in the store, with so many under way."""
@@ -222,7 +228,7 @@ _FEEDS: Final[Mapping[Flow, Sequence[str]]] = {
     "save": ("device_to_host", "encode"),
     "restore": ("host_to_device",),
 }
-_MESSAGE_STAGES: Final = ("limit_bytes", "commit", "host_to_device")
+_MESSAGE_STAGES: Final = ("limit_bytes", "commit")
 """Their time for a message hardly depends on its bytes: it is what a message costs the event loop."""
 
 _DOCUMENTS: Final[Mapping[Flow, tuple[str, int]]] = {"save": ("commit", 4), "restore": ("locate", 6)}
@@ -265,11 +271,12 @@ def fit(
     share = store.nbytes / sum([span.nbytes for span in spans])
     feeds = [by_name[name] for name in _FEEDS[flow] if name in by_name]
     small_steps = [
-        median([span.end - span.start for span in by_name[name].spans])
+        median(map(_busy_s, by_name[name].spans))
         for name in _MESSAGE_STAGES
         if name in by_name and len(by_name[name].spans) >= _MANY
     ]
     message_s = sum(small_steps)
+    is_apart = flow == "restore"
     n = len(spans) * share
     model = FlowModel(
         large_bytes=share * sum([span.nbytes for span in large]),
@@ -279,10 +286,15 @@ def fit(
         total_rate=math.inf,
         feed_s=message_s,
         feed_s_per_byte=max(
-            [max(stage.busiest_s - n * message_s, 0.0) / store.nbytes for stage in feeds], default=0.0
+            [
+                max(stage.busiest_s - n * (_fixed_s(stage) if is_apart else message_s), 0.0) / store.nbytes
+                for stage in feeds
+            ],
+            default=0.0,
         ),
         # More at once than the budget has room for: the bytes were in the caller's memory already.
         is_leased=_most_bytes(spans) <= max(settings.limit_bytes, largest),
+        is_apart=is_apart,
     )
     took = wall_s(stages)
     is_computing = 0 < _SATURATED * limits.processors * took <= processor_s
@@ -334,6 +346,12 @@ def _latency_s(
     name, n_files = _DOCUMENTS[flow]
     documents = by_name.get(name)
     return min(most_s, documents.busy_s / n_files) if documents is not None else 0.0
+
+
+def _fixed_s(stage: StageStatistics) -> float:
+    """Return what a message costs in a stage whatever its bytes, as small ones say it; 0 without those."""
+    largest = max([span.nbytes for span in stage.spans], default=0)
+    return min([_busy_s(span) for span in stage.spans if span.nbytes <= largest * _SMALL], default=0.0)
 
 
 def _busy_s(span: Span) -> float:

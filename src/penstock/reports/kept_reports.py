@@ -14,6 +14,7 @@ __all__ = (
     "KeptRow",
     "KeptStage",
     "ReportKeeper",
+    "copy_reports",
     "numbers_in",
     "read_reports",
 )
@@ -362,6 +363,24 @@ def read_reports(store: Store, folder: str) -> Kept:
             return Kept()
 
         raise
+
+
+def copy_reports(source: Store, folder: str, target: Store, copy: str) -> None:
+    """Keep in a directory of steps what is kept in another one, of which its steps are copies. Blocking.
+
+    What is kept there already stays, since it is about other saves.
+
+    Raises:
+        StorageError: If a medium refuses.
+    """
+    kept = read_reports(source, folder)
+    if kept == Kept():
+        return
+    try:
+        target.write_file(os.path.join(copy, REPORTS), msgspec.json.encode(kept), create=True)
+    except StorageError as error:
+        if error.errno != errno.EEXIST:
+            raise
 
 
 def _ignored(_: StageReport) -> None:

@@ -412,23 +412,28 @@ class CheckpointManager(AsyncOnly):
         self._saves.check_open()
         return self._saves.catalogue.latest
 
-    async def best_step(self, metric: Metric | None = None, mode: Mode = "min") -> int | None:
+    async def best_step(self, metric: Metric | None = None, mode: Mode | None = None) -> int | None:
         """Return the step with the best metric, the latest of equals; None if none has a finite one.
 
         Awaited, unlike `latest_step`: it reads the metrics of steps that were not read yet.
 
         Args:
-            metric: By default that of the manager, with its mode.
-            mode: Whether the least or the greatest is best.
+            metric: By default that of the manager.
+            mode: Whether the least or the greatest is best; by default the least, and of the manager's metric
+                as it says.
 
         Raises:
             SpecError: If no metric was named, here or to the manager.
+            UnknownMetricError: If no step has a metric of this name, and there is one of nearly the same.
         """
         self._saves.check_open()
-        ranking = self._ranking if metric is None else (metric, mode)
+        ranking: tuple[Metric, Mode] | None = self._ranking if metric is None else (metric, "min")
         if ranking is None:
             raise SpecError("best by what? Name a metric, here or to the manager")
+        if mode is not None:
+            ranking = (ranking[0], mode)
 
+        check_ranking(*ranking)
         return await self._saves.best_step(*ranking)
 
     async def metadata(self, step: Step = None) -> StepMetadata:

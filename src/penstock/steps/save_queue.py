@@ -29,13 +29,13 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.pipeline.run_context import BaseIfWhole, SaveRequest
 from penstock.steps.catalogue import NamedSteps
-from penstock.steps.keep_policies import Metric, Mode, StepInfo, best_of
+from penstock.steps.keep_policies import Metric, Mode, StepInfo
 from penstock.steps.open_steps import OpenSteps
 from penstock.steps.opened_root import RootOptions
 from penstock.steps.save_decisions import SaveDecisions, hear_sigterm
 from penstock.steps.save_policies import SavePolicy
 from penstock.steps.step_contents import step_items
-from penstock.steps.step_metrics import RankedMetrics
+from penstock.steps.step_metrics import RankedMetrics, best_step
 from penstock.steps.step_names import NameFormat
 
 
@@ -227,9 +227,9 @@ class StepSaves:
         await self._engine.operation(os.path.join(self._root, self.catalogue.name(step))).refuse(error)
 
     async def best_step(self, metric: Metric, mode: Mode) -> int | None:
-        """Return the step with the best metric, the latest of equals; None if none has a finite one."""
+        """Return the step with the best metric, as the function of this name; its metrics are read first."""
         infos = partial(self._infos_with_metrics, self.catalogue.snapshot())
-        return await self.reading.run(lambda: best_of(infos(), metric, mode))
+        return await self.reading.run(lambda: best_step(infos(), metric, mode))
 
     def note_base(self, step: int) -> None:
         """Note that the values of a step are known here: they were saved or restored."""

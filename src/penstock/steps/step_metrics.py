@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("RankedMetrics", "as_json_metrics", "as_metrics", "missing_metrics")
+__all__ = ("RankedMetrics", "as_json_metrics", "as_metrics", "best_step", "missing_metrics")
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -11,7 +11,15 @@ from typing import Any, Final, SupportsFloat, cast, final
 from structlog.stdlib import BoundLogger
 
 from penstock.kernel.errors import SpecError, UnknownMetricError
-from penstock.steps.keep_policies import KeepPolicy, StepInfo, has_metric, ranked_names
+from penstock.steps.keep_policies import (
+    KeepPolicy,
+    Metric,
+    Mode,
+    StepInfo,
+    best_of,
+    has_metric,
+    ranked_names,
+)
 
 _MISSPELT: Final = 0.8
 """From this likeness on, one of two names is likely a slip. `train_loss` and `eval_loss` are less alike."""
@@ -110,12 +118,30 @@ def missing_metrics(
     infos = (StepInfo(0, metrics=metrics), *steps)
     missing = [name for name in ranked_names(policy) if not any(has_metric(info, name) for info in infos)]
     known = [name for name, _ in _each(metrics)]
-    folded = [name.casefold() for name in known]
     for name in missing:
-        if get_close_matches(name.casefold(), folded, n=1, cutoff=_MISSPELT):
-            raise UnknownMetricError(name, known)
+        if _is_misspelt(name, known):
+            raise UnknownMetricError(name, known, at_save=True)
 
     return missing
+
+
+def best_step(steps: Sequence[StepInfo], metric: Metric, mode: Mode) -> int | None:
+    """Return the step with the best metric, the later of two that are equal; None if none is finite.
+
+    Raises:
+        UnknownMetricError: If no step has a metric of this name, and there is one of nearly the same.
+    """
+    if isinstance(metric, str) and not any(has_metric(info, metric) for info in steps):
+        known = sorted({name for info in steps for name, _ in _each(info.metrics or {})})
+        if _is_misspelt(metric, known):
+            raise UnknownMetricError(metric, known)
+
+    return best_of(steps, metric, mode)
+
+
+def _is_misspelt(name: str, known: Iterable[str]) -> bool:
+    folded = [each.casefold() for each in known]
+    return bool(get_close_matches(name.casefold(), folded, n=1, cutoff=_MISSPELT))
 
 
 def _each(metrics: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:

@@ -36,6 +36,7 @@ from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
+from penstock.reports.kept_reports import copy_reports
 from penstock.reports.report import SaveReport
 from penstock.steps.step_directory import METRICS, write_root_metadata
 from penstock.stores.store_finder import StoreFinder
@@ -74,7 +75,8 @@ async def convert(
 ) -> SaveReport:
     """Write all that is saved at `source` to `destination`, in the same or another format.
 
-    Leaves go piece by piece. Recorded checksums are compared. Of a directory of steps, every step goes.
+    Leaves go piece by piece. Recorded checksums are compared. Of a directory of steps, every step goes, and
+    what was recorded of its saves.
 
     Args:
         source: Anything that can be restored, a directory of steps, or an npz file.
@@ -256,6 +258,7 @@ class _Conversion:
         if steps.root_metadata is not None:
             await self.threads.run(write_root_metadata, store, final, steps.root_metadata)
 
+        await self.threads.run(copy_reports, self.rewriting.origin, start, store, final)
         return _together(final, reports)
 
     async def _convert(self, start: str, final: str) -> SaveReport:
