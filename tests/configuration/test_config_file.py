@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 
-from penstock.config import Config
-from penstock.config.config import find_file, given_layers, profiles_in
+from penstock.config import Config, StoreOptions
+from penstock.config.config import given_layers, profiles_in
+from penstock.config.files import find_file, has_options
 from penstock.errors import ConfigError
+from penstock.handlers import LocalStore
 from penstock.kernel.options import given_leaves
+from penstock.stores import store_of
 
 TOML = """
 [memory]
@@ -138,3 +142,31 @@ def test_every_value_that_is_given_has_its_source(file: Path) -> None:
         "save.write.concurrency": "PENSTOCK_SAVE__WRITE__CONCURRENCY",
         "store.io": "argument",
     }
+
+
+def test_without_a_file_and_a_variable_there_are_no_options(file: Path) -> None:
+    assert has_options({})
+    file.unlink()
+    assert not has_options({"HOME": "/root"})
+    assert has_options({"PENSTOCK_STORE__LINKS": "any"})
+    assert has_options({"PENSTOCK_CONFIG": ""})  # which is looked at
+
+
+def test_a_store_for_looking_has_the_options_that_are_given_and_else_their_defaults(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.unlink()
+    assert isinstance(store_of("here")[0], LocalStore)
+    taken = inspect.signature(LocalStore).parameters
+    assert {name: taken[name].default for name in ("io", "links")} == {
+        name: getattr(StoreOptions(), name) for name in ("io", "links")
+    }
+
+    file.write_text('[store]\nlinks = "none"')
+    with pytest.raises(ConfigError, match="links"):
+        store_of("here")
+
+    file.unlink()
+    monkeypatch.setenv("PENSTOCK_STORE__LNKS", "any")
+    with pytest.raises(ConfigError, match="LINKS"):
+        store_of("here")

@@ -11,14 +11,15 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from penstock import RestoreReport, SaveReport
 from penstock.kernel import RunLimits, Span, StageStatistics
-from penstock.kernel.memory.regulator import Flow
 from penstock.kernel.pipeline import advice_of
 from penstock.pipelines import restore_pipeline, save_pipeline
 from penstock.reports.diagnosis import Settings
 
+Flow: TypeAlias = Literal["save", "restore"]
 MIB = 2**20
 DEFAULTS = Settings(4, 16 * MIB, 1024 * MIB, 128 * MIB)
 _DOCUMENTS = 6  #: files of a commit, or to locate a checkpoint, one after another

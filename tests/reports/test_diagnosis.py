@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import pytest
-from tests.reports.simulated_runs import DEFAULTS, MIB, Machine
+from tests.reports.simulated_runs import DEFAULTS, MIB, Flow, Machine
 
 from penstock import RestoreReport, SaveReport
 from penstock.kernel import Span, StageStatistics
-from penstock.kernel.memory.regulator import Flow
 from penstock.reports.diagnosis import GAIN, Settings, alternatives, fit
 
 MACHINES = {

@@ -14,7 +14,8 @@ from typing import Final
 
 from penstock.cli.completers import completed, config_keys
 from penstock.cli.terminal import CommandError, Output, Table, terminal_width
-from penstock.config.config import Config, FoundFile, find_file, profiles_in
+from penstock.config.config import Config, profiles_in
+from penstock.config.files import FoundFile, find_file
 from penstock.config.option_reference import (
     OptionEntry,
     config_page,

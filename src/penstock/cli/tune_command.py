@@ -17,7 +17,8 @@ from typing import Any, Final
 import anyio
 
 from penstock.cli.terminal import CommandError, Output, format_bytes
-from penstock.config.config import Config, FoundFile, profiles_in
+from penstock.config.config import Config, profiles_in
+from penstock.config.files import FoundFile
 from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
 from penstock.kernel.errors import StorageError
 from penstock.kernel.memory.memory_limit import free_memory

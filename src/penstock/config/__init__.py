@@ -16,14 +16,36 @@ __all__ = (
     "TelemetryOptions",
 )
 
-from penstock.config.config import (
-    Config,
-    FlowOptions,
-    MemoryOptions,
-    StoppingOptions,
-    StoreOptions,
-    TelemetryOptions,
-)
-from penstock.event_loop.interpreter_settings import LoopOptions
-from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
-from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.config.config import (
+        Config,
+        FlowOptions,
+        MemoryOptions,
+        StoppingOptions,
+        StoreOptions,
+        TelemetryOptions,
+    )
+    from penstock.event_loop.interpreter_settings import LoopOptions
+    from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
+    from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
+else:
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock.config.config": (
+                "Config",
+                "FlowOptions",
+                "MemoryOptions",
+                "StoppingOptions",
+                "StoreOptions",
+                "TelemetryOptions",
+            ),
+            "penstock.event_loop.interpreter_settings": ("LoopOptions",),
+            "penstock.handlers.coordinators.job_options": ("JobLimits", "JobOptions"),
+            "penstock.kernel.protocols.save_format": ("SaveArgs", "SaveFormat"),
+        },
+    )

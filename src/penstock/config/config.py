@@ -42,18 +42,13 @@ working directory.
 from __future__ import annotations
 
 __all__ = (
-    "FILE_NAME",
-    "FILE_VARIABLE",
-    "PROFILE_VARIABLE",
     "READ_S",
     "Config",
     "FlowOptions",
-    "FoundFile",
     "MemoryOptions",
     "StoppingOptions",
     "StoreOptions",
     "TelemetryOptions",
-    "find_file",
     "given_layers",
     "options_in",
     "profiles_in",
@@ -65,13 +60,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, cast, final
 
+from penstock.config.files import FILE_VARIABLE, PROFILE_VARIABLE, FoundFile, find_file
 from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
 from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.handlers.stores.keeper.keeper_options import KeeperOptions
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.options import (
-    ENVIRONMENT_PREFIX,
     TABLES,
     Table,
     environment_table,
@@ -84,53 +79,9 @@ from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.registry import SCHEMES, SHORTEST_LEASE_S, Scheme
 from penstock.kernel.words import nearest
 
-FILE_NAME: Final = "penstock.toml"
-FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}CONFIG"
-PROFILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}PROFILE"
 _NO_OPTIONS: Final = (FILE_VARIABLE, PROFILE_VARIABLE, "PENSTOCK_TRACEBACK", "PENSTOCK_PUBLIC_DEVICE_PUT")
 """Variables that are read where they count; one of this prefix that nothing knows is a mistake."""
 _PROFILES: Final = "profiles"
-_ANYBODY_WRITES: Final = 0o002
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A file of options, and what named it: `argument`, an environment variable, or the search upwards."""
-
-    path: str
-    told_by: str
-
-
-def find_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> FoundFile | None:
-    """Return the file that an argument or `PENSTOCK_CONFIG` names, or the nearest `penstock.toml` upwards.
-
-    `PENSTOCK_CONFIG` that is set and empty means none. Blocking.
-
-    Raises:
-        ConfigError: If everybody may write to what was found upwards: it could be anybody's.
-    """
-    if path is not None:
-        return FoundFile(os.fspath(path), "argument")
-
-    named = environ.get(FILE_VARIABLE)
-    if named is not None:
-        return FoundFile(named, FILE_VARIABLE) if named else None
-
-    try:
-        directory = os.getcwd()
-    except OSError:  # it was deleted
-        return None
-
-    while True:
-        found = os.path.join(directory, FILE_NAME)
-        if os.path.isfile(found):
-            _check_ours(found)
-            return FoundFile(found, "the working directory")
-
-        directory, before = os.path.dirname(directory), directory
-        if directory == before:
-            return None
 
 
 def options_in(file: FoundFile, profile: str | None, profile_told_by: str) -> Table:
@@ -182,12 +133,6 @@ def _read(file: FoundFile) -> dict[str, object]:
         raise ConfigError("config", f"cannot read {file.path!r}: {error.strerror}", file.told_by) from error
     except ValueError as error:  # not TOML, or not even UTF-8
         raise ConfigError("config", f"{file.path!r} is not TOML: {error}", file.told_by) from error
-
-
-def _check_ours(path: str) -> None:
-    if os.stat(path).st_mode & _ANYBODY_WRITES:
-        problem = f"everybody may write to {path!r}; name it by {FILE_VARIABLE}, or take that right away"
-        raise ConfigError("config", problem, "the working directory")
 
 
 @final

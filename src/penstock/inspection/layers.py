@@ -16,7 +16,6 @@ __all__ = (
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Final, final
 
 from penstock.handlers.formats.leaf_table import show_key_path
@@ -197,5 +196,7 @@ def _shape(drawn: Rectangle) -> str:
 
 def _escaped(text: str) -> str:
     """Escape a text for XML, which has no control characters at all."""
+    from html import escape  # of pictures alone
+
     shown = "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])
     return escape(shown)

@@ -26,7 +26,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import Digest, digest_of
@@ -56,8 +56,10 @@ from penstock.handlers.stores.publishing.deletion import delete_checkpoint, move
 from penstock.kernel.errors import ChecksumError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
-from penstock.steps.keep_policies import Needs, StepInfo
-from penstock.steps.step_names import NameFormat
+
+if TYPE_CHECKING:
+    from penstock.steps.keep_policies import Needs, StepInfo
+    from penstock.steps.step_names import NameFormat
 
 TREE: Final = "default"
 """The item of a step that holds one tree, as Orbax's manager names it."""
@@ -185,6 +187,8 @@ class StepReader:
         Raises:
             CorruptCheckpointError: If a document is damaged.
         """
+        from penstock.steps.keep_policies import StepInfo  # who looks at a step alone needs no policies
+
         metrics = self.metrics(path) if "metrics" in needs else None
         if "time" not in needs:
             return StepInfo(step, metrics=metrics)

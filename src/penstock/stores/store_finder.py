@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast, final
 
 from anyio import CancelScope, sleep
 
-from penstock.config.config import Config, StoreOptions
+from penstock.config.files import has_options
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.publishing.paths import path_or_url, root_of, scheme_of
 from penstock.handlers.stores.publishing.reading import snapshot_of
@@ -23,6 +23,8 @@ from penstock.kernel.registry import SCHEMES
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
+
+    from penstock.config.config import StoreOptions
 
 _PER_LEASE: Final = 3
 """Renewals. Two of them may fail before a lease is over."""
@@ -119,11 +121,20 @@ def store_at(path: str, *, snapshot: bool = False) -> Store:
     if scheme_of(path) is None:
         return LocalStore()
 
-    store = StoreFinder(None, Config.load().store).at(path)
+    store = _configured().at(path)
     return snapshot_of(store, path) if snapshot else store
 
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Store, str]:
     """Return the store of a path on the command line, as the configuration says, and the full path."""
     final_path = path_or_url(path)
-    return StoreFinder(None, Config.load().store).at(final_path), final_path
+    if scheme_of(final_path) is None and not has_options(os.environ):
+        return LocalStore(), final_path
+
+    return _configured().at(final_path), final_path
+
+
+def _configured() -> StoreFinder:
+    from penstock.config.config import Config  # it loads the options of all else, too
+
+    return StoreFinder(None, Config.load().store)
