@@ -51,8 +51,19 @@ def test_cp_replaces_nothing(stored: Stored, call: Call) -> None:
     before = contents(stored.items)
     said = call("cp", stored.tensors, stored.items)
 
-    assert (said.status, "exists" in said.err) == (1, True)
+    assert (said.status, said.out) == (1, "")
+    assert f"{stored.items}: exists, and is not replaced; delete it, or copy to another place" in said.err
     assert contents(stored.items) == before
+
+
+def test_cp_of_a_run_copies_nothing_if_one_step_is_there(stored: Stored, tmp_path: Path, call: Call) -> None:
+    (tmp_path / "copy" / "2").mkdir(parents=True)
+
+    for more in ([], ["-n"]):
+        said = call("cp", stored.run, tmp_path / "copy", *more)
+
+        assert (said.status, f"{tmp_path}/copy/2: exists" in said.err) == (1, True)
+        assert os.listdir(tmp_path / "copy") == ["2"]
 
 
 def test_cp_refuses_what_is_being_deleted(stored: Stored, tmp_path: Path, call: Call) -> None:

@@ -59,9 +59,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     """Copy, and say what was copied.
 
     Raises:
-        CommandError: If the source has no finished step.
-        PenstockError: If the source is no checkpoint, something is at the destination, or the medium
-            refuses.
+        CommandError: If the source has no finished step, or something is at the destination.
+        PenstockError: If the source is no checkpoint, or the medium refuses.
     """
     store, source = store_of(options.source)
     if options.step is not None:
@@ -72,6 +71,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
     copies = _copies(store, place, destination)
     if not copies:
         raise CommandError(f"{source}: there is nothing to copy")
+
+    for _, target in copies:  # all of them, before the first is copied
+        if store_of(target)[0].kind(target) is not None:
+            raise CommandError(f"{target}: exists, and is not replaced; delete it, or copy to another place")
 
     sizes = [sizes_below(store, path).nbytes for path, _ in copies]
     if not options.dry_run:
