@@ -73,31 +73,40 @@ def scratch_memory(nbytes: int) -> memoryview:
     return anonymous_memory(nbytes, huge_pages=True)
 
 
-def file_memory(descriptor: int, nbytes: int) -> memoryview:
-    """Return the bytes of an open file, mapped: read-only, shared, and read on access.
+def file_memory(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryview:
+    """Return the bytes of an open file, mapped: read-only unless it is to be written, and shared.
 
     The mapping keeps no descriptor open, as one of the `mmap` module does before Python 3.13.
 
     Args:
         descriptor: Of the file, which may be closed afterwards.
         nbytes: Its length; positive.
+        writable: Whether it is to be written. Then all of it has pages, and they are mapped at once.
 
     Raises:
         OSError: If it cannot be mapped.
     """
-    calls = _calls() if sys.platform == "linux" else None
+    access, flags = mmap.PROT_READ, mmap.MAP_SHARED
+    calls = None
+    if sys.platform == "linux":
+        calls = _calls()
+        if writable:
+            flags |= mmap.MAP_POPULATE
+    if writable:
+        access |= mmap.PROT_WRITE
     if calls is None:
-        return memoryview(mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, mmap.PROT_READ))
+        return memoryview(mmap.mmap(descriptor, nbytes, flags, access))
 
     map_, unmap, _ = calls
-    address = map_(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    address = map_(None, nbytes, access, flags, descriptor, 0)
     if address in {None, _FAILED}:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
     memory = (ctypes.c_ubyte * nbytes).from_address(cast("int", address))
     weakref.finalize(memory, unmap, address, nbytes).atexit = False
-    return memoryview(memory).cast("B").toreadonly()
+    view = memoryview(memory).cast("B")
+    return view if writable else view.toreadonly()
 
 
 def in_separate_memory(data: memoryview) -> memoryview:

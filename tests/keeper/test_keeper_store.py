@@ -245,3 +245,42 @@ def _step(store: KeeperStore, root: str, nbytes: int, name: str = "built") -> st
         file.sync()
 
     return place
+
+
+def test_pages_that_stay_mapped_hold_what_was_written_last(store: KeeperStore, root: str) -> None:
+    nbytes = 3 * 2**20
+    store.publish(store.begin_build(f"{root}/published", _step(store, root, nbytes)))
+    before = store.status()
+    for number in range(6):
+        parts = [bytes([number, part]) * 2**19 for part in range(3)]
+        with closing(store.create_data_file(f"{root}/file")) as file:
+            file.allocate(nbytes)
+            for part in (2, 0, 1):
+                file.write_at(part * 2**20, [memoryview(parts[part])[:100], memoryview(parts[part])[100:]])
+
+            file.sync()
+
+        assert store.read_file(f"{root}/file") == b"".join(parts)
+        store.remove_tree(f"{root}/file")
+
+    after = store.status()
+    assert after.reused_bytes - before.reused_bytes >= 5 * nbytes, "or this test shows nothing"
+    assert after.lingering_bytes == before.lingering_bytes, (
+        "a mapping that lasts keeps no pages from the pool"
+    )
+
+
+def test_a_file_that_is_still_open_for_writing_is_not_used_again(store: KeeperStore, root: str) -> None:
+    nbytes = 3 * 2**20
+    store.publish(store.begin_build(f"{root}/published", _step(store, root, nbytes)))
+    with closing(store.create_data_file(f"{root}/file")) as late:
+        late.write_at(0, [memoryview(b"1" * nbytes)])
+        late.sync()
+        store.remove_tree(f"{root}/file")
+        assert store.status().lingering_bytes >= nbytes
+        with closing(store.create_data_file(f"{root}/other")) as file:
+            file.write_at(0, [memoryview(b"2" * nbytes)])
+            file.sync()
+            late.write_at(0, [memoryview(b"3" * nbytes)])
+
+    assert store.read_file(f"{root}/other") == b"2" * nbytes

@@ -195,3 +195,29 @@ def test_a_socket_whose_folder_others_can_open_is_refused(start: Start) -> None:
 def test_a_socket_with_too_long_a_path_is_refused_before_anything() -> None:
     with pytest.raises(ConfigError, match="107 bytes"):
         KeeperStore("/tmp/" + "x" * 110)
+
+
+def test_what_is_written_after_a_new_keeper_has_come_is_in_that_one(start: Start) -> None:
+    keeper, data = start(), b"12345678" * 2**18
+    store, other = keeper.store(), keeper.store()
+
+    def write(name: str) -> None:
+        with closing(store.create_data_file(f"/{name}")) as file:
+            file.allocate(len(data))
+            file.write_at(0, [memoryview(data)])
+            file.sync()
+
+    store.make_directory("/tmp")
+    write("tmp/published")
+    store.publish(store.begin_build("/published", "/tmp"))
+    for _ in range(3):  # the same pages, which stay mapped
+        write("a")
+        store.remove_tree("/a")
+
+    assert store.status().reused_bytes >= 2 * len(data)
+    keeper.kill()
+    start(socket=keeper.socket)
+    for _ in range(3):
+        write("a")
+        assert other.read_file("/a") == data
+        store.remove_tree("/a")

@@ -9,11 +9,13 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 from typing import Final, TypeVar, final
 
 from penstock.handlers.stores.keeper.messages import (
+    MOST_DESCRIPTORS,
     Head,
     Refused,
     Release,
@@ -62,8 +64,8 @@ class Connection:
             self.close()
             raise KeeperLostError(path, "the process that listens there is another user's", errno.EACCES)
 
-    def call(self, operation: str, path: str, request: Request, answer: type[A]) -> tuple[A, int | None]:
-        """Ask the keeper, and return its answer, and the descriptor that came with it: the caller's to close.
+    def call(self, operation: str, path: str, request: Request, answer: type[A]) -> tuple[A, list[int]]:
+        """Ask the keeper; return its answer, and the descriptors that came with it: the caller's to close.
 
         Args:
             operation: What is done, for errors.
@@ -76,7 +78,7 @@ class Connection:
             KeeperLostError: If it does not answer, or not in time. Then this connection is of no more use.
         """
         try:
-            found, descriptor = self._answer(request, answer)
+            found, descriptors = self._answer(request, answer)
         except BaseException as error:  # a later answer would be taken for this one
             self.close()
             if isinstance(error, OSError | ValueError):
@@ -87,7 +89,7 @@ class Connection:
         if isinstance(found, Refused):
             raise _refused(operation, path, found)
 
-        return found, descriptor
+        return found, descriptors
 
     @property
     def is_open(self) -> bool:
@@ -116,10 +118,10 @@ class Connection:
         """Close it. Idempotent."""
         self._socket.close()
 
-    def _answer(self, request: Request, answer: type[A]) -> tuple[A | Refused, int | None]:
+    def _answer(self, request: Request, answer: type[A]) -> tuple[A | Refused, list[int]]:
         body = encode_request(request)
         self._socket.sendall(Head.encode(body) + body)
-        head, descriptors, _, _ = socket.recv_fds(self._socket, Head.nbytes, 1)
+        head, descriptors, _, _ = socket.recv_fds(self._socket, Head.nbytes, MOST_DESCRIPTORS)
         try:
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
@@ -133,7 +135,7 @@ class Connection:
 
             raise
 
-        return found, descriptors[0] if descriptors else None
+        return found, descriptors
 
     def _receive(self, nbytes: int) -> bytearray:
         data = bytearray(nbytes)
@@ -155,15 +157,18 @@ class Connections:
     Args:
         path: The keeper's socket; None for that of this user.
         answer_s: How long an answer may take.
+        on_lost: Called when the keeper is found to be lost.
 
     Raises:
         ConfigError: If the path is too long for a socket, or this system has no keepers.
     """
 
-    __slots__ = ("_answer_s", "_idle", "_lock", "_pid", "path")
+    __slots__ = ("_answer_s", "_idle", "_lock", "_on_lost", "_pid", "path")
 
-    def __init__(self, path: str | None, answer_s: float) -> None:
-        self._answer_s = answer_s
+    def __init__(
+        self, path: str | None, answer_s: float, *, on_lost: Callable[[], object] = lambda: None
+    ) -> None:
+        self._answer_s, self._on_lost = answer_s, on_lost
         self._lock = Lock()
         self._idle: list[Connection] = []
         self._pid = os.getpid()
@@ -181,23 +186,30 @@ class Connections:
         Raises:
             KeeperLostError: If there is no keeper.
         """
-        return Connection(self.path, self._answer_s)
+        try:
+            return Connection(self.path, self._answer_s)
+        except KeeperLostError:
+            self._on_lost()
+            raise
 
     def call(self, operation: str, path: str, request: Request, answer: type[A]) -> A:
-        """Ask the keeper as `Connection.call` does, where no descriptor comes with the answer."""
-        found, descriptor = self.call_for_file(operation, path, request, answer)
-        if descriptor is not None:
+        """Ask the keeper as `Connection.call` does, where no descriptors come with the answer."""
+        found, descriptors = self.call_for_file(operation, path, request, answer)
+        for descriptor in descriptors:
             os.close(descriptor)
 
         return found
 
     def call_for_file(
         self, operation: str, path: str, request: Request, answer: type[A]
-    ) -> tuple[A, int | None]:
+    ) -> tuple[A, list[int]]:
         """Ask the keeper as `Connection.call` does."""
         connection = self._taken()
         try:
             return connection.call(operation, path, request, answer)
+        except KeeperLostError:
+            self._on_lost()
+            raise
         finally:
             self._put_back(connection)
 

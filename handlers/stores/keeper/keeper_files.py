@@ -1,8 +1,8 @@
-"""Data files in a keeper's memory: written into pages that the keeper has reserved, and read from there."""
+"""Data files in a keeper's memory: written into pages that it has reserved, and read from there."""
 
 from __future__ import annotations
 
-__all__ = ("KeeperDataFile", "KeeperReadableFile")
+__all__ = ("KeeperDataFile", "KeeperReadableFile", "PageMappings")
 
 import errno
 import os
@@ -10,28 +10,83 @@ from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Final, final
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.handlers.stores.keeper.connection import Connections
 from penstock.handlers.stores.keeper.messages import Finish, Reserve, Reserved
 from penstock.handlers.stores.regular_files import transfer, translated, write_vectored
 from penstock.kernel.errors import StorageError, TruncatedDataError
+from penstock.kernel.memory.buffers import file_memory
 from penstock.kernel.protocols.stores import Transfers
 
 _RESERVED_AT_ONCE: Final = 256 * 2**20
 """By one question, so that the answer takes a limited time however long the file is."""
 
 _MOST_AHEAD: Final = 32 * 2**20
+_MAPPED_FROM: Final = 2**20
+_COPIED_FROM: Final = 2**16  # what is shorter is written by a system call
+_MOST_MAPPINGS: Final = 256
 _ZEROS: Final = bytes(2**16)
+
+
+@final
+class PageMappings:
+    """The pages of a keeper that this process has mapped to write there, as long as both live. Thread-safe.
+
+    A copy into pages that are mapped takes a third of the time of a system call that writes them; to map them
+    takes a little longer than that call. So they are mapped when they are written the second time: the keeper
+    has the same ones written again and again.
+    """
+
+    __slots__ = ("_known", "_lock")
+
+    def __init__(self) -> None:
+        # None: written once. The one that was used last is the last.
+        self._known: dict[int, npt.NDArray[np.uint8] | None] = {}
+        self._lock = Lock()
+
+    def of(self, pages: int, descriptor: int, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return the first bytes of pages, and perhaps more; None if they are not to be mapped, or cannot be.
+
+        Args:
+            pages: Their number.
+            descriptor: Of their file.
+            nbytes: All of these have been reserved.
+        """
+        with self._lock:
+            was_written = pages in self._known
+            found = self._known.pop(pages, None)
+
+        if was_written and (found is None or len(found) < nbytes):
+            try:
+                found = np.frombuffer(file_memory(descriptor, nbytes, writable=True), np.uint8)
+            except OSError:
+                return None
+
+        with self._lock:
+            self._known[pages] = found
+            if len(self._known) > _MOST_MAPPINGS:
+                del self._known[next(iter(self._known))]
+
+        return found
+
+    def clear(self) -> None:
+        """Forget all: the keeper has ended, and its memory would stay for these mappings alone."""
+        with self._lock:
+            self._known.clear()
 
 
 @final
 class KeeperDataFile:
     """A file that is written at chosen offsets. Several threads may write to separate ranges at once.
 
-    Every byte goes into a page that the keeper has reserved, by a system call: a lack of memory is an error,
-    and no signal. Where pages were used before, what is not written is filled with zeros.
+    Every byte goes into a page that the keeper has reserved: a lack of memory is an error, and no signal.
+    Where pages were used before, what is not written is filled with zeros.
 
     Args:
         connections: To the keeper.
+        mappings: Of its pages.
         path: Of the file, for errors.
         number: Of the file.
         is_alone: Whether no other process writes it.
@@ -45,19 +100,28 @@ class KeeperDataFile:
         "_is_ended",
         "_is_zero",
         "_lock",
+        "_mappings",
+        "_memory",
         "_number",
+        "_pages",
         "_reserved",
         "_reserving",
+        "_source",
         "_written",
         "path",
         "transfers",
     )
 
-    def __init__(self, connections: Connections, path: str, number: int, *, is_alone: bool) -> None:
+    def __init__(
+        self, connections: Connections, mappings: PageMappings, path: str, number: int, *, is_alone: bool
+    ) -> None:
         self.path = path
         self.transfers = Transfers()  #: the bytes written so far
         self._connections, self._number, self._is_alone = connections, number, is_alone
-        self._descriptor = -1  # until something is reserved, and when it is closed
+        self._mappings = mappings
+        self._descriptor = self._source = -1  # until something is reserved, and when it is closed
+        self._pages = 0
+        self._memory: npt.NDArray[np.uint8] | None = None
         self._reserved = self._end = 0
         self._is_zero = True  # whether nothing was ever written into the pages
         self._is_ended = False  # whether the keeper knows how long it is
@@ -73,6 +137,8 @@ class KeeperDataFile:
         """
         with self._reserving:
             self._reserve(nbytes)
+            if self._reserved >= _MAPPED_FROM and self._memory is None:
+                self._memory = self._mappings.of(self._pages, self._source, self._reserved)
 
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Write all buffers one after another, beginning at `offset`.
@@ -85,7 +151,13 @@ class KeeperDataFile:
         end = offset + nbytes
         if end > self._reserved:
             self._reserve_ahead(end)
-        if nbytes:
+        memory = self._memory
+        if memory is not None and nbytes >= _COPIED_FROM and end <= len(memory):
+            at = offset
+            for view in views:
+                np.copyto(memory[at : at + len(view)], np.frombuffer(view, np.uint8))  # others run meanwhile
+                at += len(view)
+        elif nbytes:
             with translated("write", self.path):
                 write_vectored(self._descriptor, offset, views)
 
@@ -111,6 +183,7 @@ class KeeperDataFile:
 
         self._connections.call("sync", self.path, Finish(self._number, self._end, self._is_alone), type(None))
         self._is_ended = True
+        self._reserved, self._memory = self._end, None  # the keeper may have given back what is after it
 
     def close(self) -> None:
         """Close the file. Idempotent. If it has not ended, others may go on with it: then it ends here."""
@@ -124,7 +197,8 @@ class KeeperDataFile:
         except StorageError:
             pass  # the build is gone, or the keeper: there is nothing to go on with
         finally:
-            self._descriptor = -1
+            self._descriptor, self._memory = -1, None
+            os.close(self._source)
             os.close(descriptor)
 
     def _reserve_ahead(self, end: int) -> None:
@@ -144,12 +218,17 @@ class KeeperDataFile:
         while self._reserved < nbytes:
             upto = min(self._reserved + _RESERVED_AT_ONCE, nbytes)
             wanted = Reserve(self._number, upto, nbytes, self._descriptor < 0)
-            found, descriptor = self._connections.call_for_file("allocate", self.path, wanted, Reserved)
-            if descriptor is not None:
-                self._descriptor = descriptor
+            found, descriptors = self._connections.call_for_file("allocate", self.path, wanted, Reserved)
             if self._descriptor < 0:
-                raise StorageError("allocate", self.path, "the keeper sent no descriptor", errno.EPROTO)
+                if len(descriptors) != 2:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
 
+                    raise StorageError("allocate", self.path, "the keeper sent no descriptors", errno.EPROTO)
+
+                self._descriptor, self._source = descriptors
+
+            self._pages = found.pages
             self._is_zero = self._is_zero and found.is_zero
             self._reserved = found.nbytes
 

@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeVar, final
 from weakref import WeakValueDictionary
 
 from penstock.handlers.stores.keeper.connection import Connection, Connections
-from penstock.handlers.stores.keeper.keeper_files import KeeperDataFile, KeeperReadableFile
+from penstock.handlers.stores.keeper.keeper_files import KeeperDataFile, KeeperReadableFile, PageMappings
 from penstock.handlers.stores.keeper.keeper_options import FILE_BYTES, KeeperOptions
 from penstock.handlers.stores.keeper.messages import (
     MOST_DOCUMENT_BYTES,
@@ -131,12 +131,13 @@ class KeeperStore(Directories, SharedFiles):
         ConfigError: If this system has no keepers, or the socket's path is too long.
     """
 
-    __slots__ = ("_connections", "_held", "_placement")
+    __slots__ = ("_connections", "_held", "_mappings", "_placement")
 
     def __init__(
         self, socket: str | None = None, *, answer_s: float = 10.0, file_bytes: int = FILE_BYTES
     ) -> None:
-        self._connections = Connections(socket, answer_s)
+        self._mappings = PageMappings()
+        self._connections = Connections(socket, answer_s, on_lost=self._mappings.clear)
         self._placement = Placement(file_bytes=file_bytes)
         self._held: WeakValueDictionary[str, KeeperHold] = WeakValueDictionary()  # alone, by inner path
 
@@ -309,7 +310,7 @@ class KeeperStore(Directories, SharedFiles):
     def create_data_file(self, path: str) -> KeeperDataFile:
         """Create a file, which must not exist yet, for writing at chosen offsets."""
         made = self._ask("create", path, Create(_inner(path)), Found)
-        return KeeperDataFile(self._connections, path, made.number, is_alone=True)
+        return KeeperDataFile(self._connections, self._mappings, path, made.number, is_alone=True)
 
     def open_for_writing(self, path: str) -> KeeperDataFile:
         """Open a data file that another process has created; see `SharedFiles`."""
@@ -317,25 +318,24 @@ class KeeperStore(Directories, SharedFiles):
         if found.is_directory:
             raise StorageError("open", path, "is a directory", errno.EISDIR)
 
-        return KeeperDataFile(self._connections, path, found.number, is_alone=False)
+        return KeeperDataFile(self._connections, self._mappings, path, found.number, is_alone=False)
 
     def open_data_file(self, path: str) -> KeeperReadableFile:
         """Open a file for reading at chosen offsets."""
-        found, descriptor = self._opened(path)
-        source = found.document if descriptor is None else descriptor
-        return KeeperReadableFile(path, found.nbytes, source)
+        found, descriptors = self._opened(path)
+        return KeeperReadableFile(path, found.nbytes, descriptors[0] if descriptors else found.document)
 
     def map_file(self, path: str) -> memoryview:
         """Map a whole file, read-only. Its memory stays until the last view is gone."""
-        found, descriptor = self._opened(path)
-        if descriptor is None:
+        found, descriptors = self._opened(path)
+        if not descriptors:
             return memoryview(found.document or b"")
         try:
-            return file_memory(descriptor, found.nbytes)
+            return file_memory(descriptors[0], found.nbytes)
         except OSError as error:
             raise StorageError.of("map", path, error) from error
         finally:
-            os.close(descriptor)
+            os.close(descriptors[0])
 
     def share(self, source: str, destination: str) -> Literal["link"]:
         """Give the file at `source` a second name."""
@@ -453,7 +453,7 @@ class KeeperStore(Directories, SharedFiles):
 
         return found
 
-    def _opened(self, path: str) -> tuple[Opened, int | None]:
+    def _opened(self, path: str) -> tuple[Opened, list[int]]:
         return self._connections.call_for_file("open", path, Get(_inner(path)), Opened)
 
     def _move(

@@ -2,7 +2,7 @@
 
 A message is a length, the number of descriptors that come with it, and msgpack. Each request has one answer,
 in order. Both sides know every type of message; what is none of them is refused, and so is what is too long.
-Data files are not sent: the answer has a descriptor of their memory.
+Data files are not sent: the answer has descriptors of their memory.
 
 The keeper imports this module, and is to start quickly: it needs msgspec and the standard library.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 __all__ = (
     "ABSENT",
     "MOST_BYTES",
+    "MOST_DESCRIPTORS",
     "MOST_DOCUMENT_BYTES",
     "MOST_NAMES",
     "MOST_PATHS",
@@ -68,6 +69,9 @@ MOST_BYTES: Final = 2 * 2**20
 MOST_DOCUMENT_BYTES: Final = 2**18
 """A longer file is written and read through a descriptor, as a data file is."""
 
+MOST_DESCRIPTORS: Final = 2
+"""With one message. The system takes 253."""
+
 MOST_NAMES: Final = 2000
 """In one answer; the rest of a longer directory is asked for."""
 
@@ -95,10 +99,10 @@ class Head:
         """Return the bytes of the body and the number of descriptors.
 
         Raises:
-            ValueError: If the message is too long, or has more than one descriptor.
+            ValueError: If the message is too long, or has too many descriptors.
         """
         nbytes, n_descriptors = _HEAD.unpack(data)
-        if nbytes > MOST_BYTES or n_descriptors > 1:
+        if nbytes > MOST_BYTES or n_descriptors > MOST_DESCRIPTORS:
             raise ValueError(f"a message of {nbytes} bytes with {n_descriptors} descriptors")
 
         return nbytes, n_descriptors
@@ -195,7 +199,7 @@ class Reserve(_Message, frozen=True):
     number: int  #: of the file
     nbytes: int
     expected: int  #: how many bytes will be asked for in the end, at least
-    wants_descriptor: bool  #: to write there
+    wants_descriptors: bool  #: two: one to write with, which says that the file is in use; one to map
 
 
 class Reserved(Struct, frozen=True, array_like=True):
@@ -203,6 +207,7 @@ class Reserved(Struct, frozen=True, array_like=True):
 
     nbytes: int
     is_zero: bool  #: whether nothing was written there before
+    pages: int  #: the number of this memory; no other one ever has it
 
 
 class Finish(_Message, frozen=True):

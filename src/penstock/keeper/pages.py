@@ -11,8 +11,9 @@ __all__ = ("STEP_BYTES", "NoRoom", "PagePool", "Pages", "close_all")
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import ClassVar, Final
 
 STEP_BYTES: Final = 64 * 2**20
 """So much is reserved at once. In between it is looked whether the machine still has room."""
@@ -36,17 +37,26 @@ class NoRoom(Exception):
 
 
 class Pages:
-    """A memfd, and how many bytes of it have pages. Each user opens it anew, so that leases say."""
+    """A memfd, and how many bytes of it have pages.
 
-    __slots__ = ("is_dropped", "is_zero", "n_reserving", "nbytes", "number")
+    Each user opens it anew, so that leases say whether one has it open. What it was made by does not count
+    there: by that clients map the pages to write, as long as they live.
+    """
+
+    __slots__ = ("id", "is_dropped", "is_zero", "n_reserving", "nbytes", "number", "source")
+
+    # Another keeper has other ones: a client would write into the memory of one that has ended.
+    _ids: ClassVar[Iterator[int]] = count(int.from_bytes(os.urandom(5), "little") << 20)
 
     def __init__(self) -> None:
-        made = os.memfd_create("penstock-keeper", os.MFD_CLOEXEC)
-        try:  # opened by its name in /proc: what made it does not count as open where leases are granted
-            self.number = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
-        finally:
-            os.close(made)
+        self.source = os.memfd_create("penstock-keeper", os.MFD_CLOEXEC)
+        try:
+            self.number = os.open(f"/proc/self/fd/{self.source}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            os.close(self.source)
+            raise
 
+        self.id = next(self._ids)
         self.nbytes = 0
         self.is_zero = True  #: whether nothing was ever written there
         self.n_reserving = 0  #: calls in worker threads that use the descriptor now
@@ -56,6 +66,10 @@ class Pages:
         """Return a new descriptor of the file."""
         flags = os.O_RDWR if writing else os.O_RDONLY
         return os.open(f"/proc/self/fd/{self.number}", flags | os.O_CLOEXEC)
+
+    def open_for_writing(self) -> tuple[int, int]:
+        """Return a new descriptor that says that the file is in use, and one to map it by."""
+        return self.open(writing=True), os.dup(self.source)
 
     def is_open_elsewhere(self) -> bool:
         """True if another process may have it open or mapped; also where the system does not say."""
@@ -237,9 +251,14 @@ class PagePool:
 
 
 def close_all(files: Iterable[Pages]) -> None:
-    """Give the pages of files back to the system. Blocking: it takes half as long as to copy them."""
+    """Give the pages of files back to the system. Blocking: it takes half as long as to copy them.
+
+    They are cut off first: a client may have mapped them, as long as it lives, for its next save.
+    """
     for pages in files:
+        os.ftruncate(pages.number, 0)
         os.close(pages.number)
+        os.close(pages.source)
 
 
 def _nbytes(pages: Pages) -> int:

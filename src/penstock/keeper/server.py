@@ -131,9 +131,8 @@ class _Client:
 
         return data
 
-    async def send(self, body: bytes, descriptor: int | None = None) -> bool:
-        """Send an answer, and close the descriptor; return whether it could be sent."""
-        descriptors = [] if descriptor is None else [descriptor]
+    async def send(self, body: bytes, descriptors: Sequence[int] = ()) -> bool:
+        """Send an answer, and close the descriptors; return whether it could be sent."""
         rest = memoryview(Head.encode(body, len(descriptors)) + body)
         try:
             while rest:
@@ -146,7 +145,7 @@ class _Client:
                 for number in descriptors:
                     os.close(number)
 
-                descriptors = []
+                descriptors = ()
                 rest = rest[moved:]
         except OSError:
             return False
@@ -227,8 +226,8 @@ class Keeper:
                     is_broken = False
                     return
 
-                body, descriptor = await self._answered(client, request)
-                if not await client.send(body, descriptor):
+                body, descriptors = await self._answered(client, request)
+                if not await client.send(body, descriptors):
                     return
                 if isinstance(request, Stop) and self._is_stopping:
                     self.stop()
@@ -249,49 +248,49 @@ class Keeper:
 
     _is_stopping = False
 
-    async def _answered(self, client: _Client, request: Request) -> tuple[bytes, int | None]:
+    async def _answered(self, client: _Client, request: Request) -> tuple[bytes, Sequence[int]]:
         found: object
         try:
             if isinstance(request, Reserve):
-                found, descriptor = await self._reserve(request)
+                found, descriptors = await self._reserve(request)
             else:
-                found, descriptor = self._answer(client, request)
+                found, descriptors = self._answer(client, request)
         except Refusal as refusal:
-            return encode_refusal(Refused(refusal.errno, refusal.problem)), None
+            return encode_refusal(Refused(refusal.errno, refusal.problem)), ()
         except NoRoom as full:
-            return encode_refusal(Refused(errno.ENOSPC, str(full))), None
+            return encode_refusal(Refused(errno.ENOSPC, str(full))), ()
         except OSError as error:
             problem = f"the keeper cannot: {error.strerror}"
-            return encode_refusal(Refused(error.errno or errno.EIO, problem)), None
+            return encode_refusal(Refused(error.errno or errno.EIO, problem)), ()
         finally:
             await self._close_given_back()
 
-        return encode_answer(found), descriptor
+        return encode_answer(found), descriptors
 
-    def _answer(self, client: _Client, request: Request) -> tuple[object, int | None]:
-        """Do what is asked; return the answer, and the descriptor that goes with it."""
+    def _answer(self, client: _Client, request: Request) -> tuple[object, Sequence[int]]:
+        """Do what is asked; return the answer, and the descriptors that go with it."""
         tree = self._tree
         match request:
             case Look():
-                return [self._found(path) for path in request.paths], None
+                return [self._found(path) for path in request.paths], ()
             case List():
-                return Names(*tree.names(request.path, request.after)), None
+                return Names(*tree.names(request.path, request.after)), ()
             case MakeDirectory():
                 tree.make_directory(request.path)
             case MakeHeld():
-                return Found(True, 0, tree.make_held(request.path, client).number), None
+                return Found(True, 0, tree.make_held(request.path, client).number), ()
             case Hold():
                 held = tree.hold(request.path, client, is_shared=request.is_shared)
-                return Found(True, 0, held.number), None
+                return Found(True, 0, held.number), ()
             case Put():
                 if len(request.data) > MOST_DOCUMENT_BYTES:
                     raise Refusal(errno.EFBIG, "is no document")
 
-                return tree.put(request.path, request.data, create=request.create), None
+                return tree.put(request.path, request.data, create=request.create), ()
             case Get():
                 return self._opened(tree.file(request.path))
             case Create():
-                return Found(False, 0, tree.create(request.path).number), None
+                return Found(False, 0, tree.create(request.path).number), ()
             case Finish():
                 self._finish(request)
             case Move():
@@ -309,17 +308,17 @@ class Keeper:
             case Remove():
                 tree.remove(request.path, request.expected)
             case Room():
-                return self._pool.room_bytes, None
+                return self._pool.room_bytes, ()
             case NoteElsewhere():
                 tree.directory(request.path).is_elsewhere = True
             case Status():
-                return self._status(), None
+                return self._status(), ()
             case Stop():
                 self._check_stoppable(request.is_forced)
             case _:
                 raise Refusal(errno.EPROTO, "is no question")
 
-        return None, None
+        return None, ()
 
     def _found(self, path: str) -> Found | None:
         node = self._tree.find(path)
@@ -331,13 +330,13 @@ class Keeper:
         )
 
     @staticmethod
-    def _opened(file: File) -> tuple[Opened, int | None]:
+    def _opened(file: File) -> tuple[Opened, Sequence[int]]:
         if file.pages is None or not file.nbytes:
-            return Opened(file.nbytes, file.data or b""), None
+            return Opened(file.nbytes, file.data or b""), ()
 
-        return Opened(file.nbytes, None), file.pages.open(writing=False)
+        return Opened(file.nbytes, None), (file.pages.open(writing=False),)
 
-    async def _reserve(self, request: Reserve) -> tuple[Reserved, int | None]:
+    async def _reserve(self, request: Reserve) -> tuple[Reserved, Sequence[int]]:
         """Give a file pages, which takes a while if they are fresh."""
         pages = self._pages_of(request)
         before = pages.nbytes
@@ -347,14 +346,14 @@ class Keeper:
             if pages.is_dropped:
                 raise Refusal(errno.ENOENT, "the file was removed")
 
-            descriptor = pages.open(writing=True) if request.wants_descriptor else None
+            descriptors = pages.open_for_writing() if request.wants_descriptors else ()
         finally:
             pages.n_reserving -= 1
             if pages.is_dropped and not pages.n_reserving:
                 self._pool.give_back(pages)
 
         self._pool.fresh_bytes += pages.nbytes - before
-        return Reserved(pages.nbytes, pages.is_zero), descriptor
+        return Reserved(pages.nbytes, pages.is_zero, pages.id), descriptors
 
     def _pages_of(self, request: Reserve) -> Pages:
         file = self._tree.data_file(request.number)
@@ -420,7 +419,7 @@ class Keeper:
                 await self._fill(pages, size)
             except (NoRoom, OSError):  # then the next save makes its own
                 self._pool.unclaim(pages, 0)
-                os.close(pages.number)
+                close_all([pages])
                 return
 
             self._pool.add_ready(pages)
