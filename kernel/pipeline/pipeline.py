@@ -77,7 +77,8 @@ class Milestone(IntEnum):
     STAGED = 2  #: the state may be mutated, deleted or donated
     WRITTEN = 3  #: array bytes are durable
     COMMITTED = 4  #: index and metadata are durable, under a temporary name
-    FINALIZED = 5  #: durable and visible under its own name
+    KEPT = 5  #: whole and durable in the nearest tier; without tiers, the same as FINALIZED
+    FINALIZED = 6  #: durable and visible under its own name
 
     def __str__(self) -> str:
         return self.name.lower()

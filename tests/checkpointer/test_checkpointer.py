@@ -151,10 +151,11 @@ class TestMilestones:
 
             hang.release()
             await save
-            assert [name for name, _ in seen[2:]] == ["WRITTEN", "COMMITTED", "FINALIZED"]
+            assert [name for name, _ in seen[2:]] == ["WRITTEN", "COMMITTED", "KEPT", "FINALIZED"]
             assert [at for _, at in seen[2:]] == [
                 Milestone.WRITTEN,
                 Milestone.COMMITTED,
+                Milestone.FINALIZED,  # without tiers it is kept when it is final
                 Milestone.FINALIZED,
             ]
 

@@ -128,7 +128,7 @@ async def test_the_last_milestone_comes_with_the_report_and_not_before() -> None
     promise.reach(LAST)
 
     assert not promise.future.done
-    assert promise.future.milestone is Milestone.COMMITTED
+    assert promise.future.milestone is Milestone.KEPT
     promise.finish(REPORT)
     assert await promise.future is REPORT
 
@@ -457,7 +457,7 @@ def test_whatever_the_order_every_watcher_is_told_once_and_as_soon_as_it_can_be(
             watch(milestone)
         elif kind == "reach":
             promise.reach(milestone)
-            reached = reached if failed else max(reached, min(milestone, Milestone.COMMITTED))
+            reached = reached if failed else max(reached, min(milestone, Milestone.KEPT))
         elif kind == "finish":
             promise.finish(REPORT)
             reached = reached if failed else LAST

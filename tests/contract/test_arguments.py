@@ -40,6 +40,7 @@ class Wrong:
 
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "CheckpointManager": {"root": "/tmp/never-made"},
+    "Disk": {"path": "/tmp/never-made"},
     "KeepBest": {"n": 1, "metric": "loss"},
     "PerProcess": {"value": 1},
 }

@@ -38,7 +38,7 @@ from penstock.checkpointer.restores import (
     result_check,
 )
 from penstock.checkpointer.save_future import SaveFuture
-from penstock.checkpointer.saves import BackgroundSaves, SaveTask, for_items
+from penstock.checkpointer.saves import BackgroundSaves, Onward, SaveTask, for_items
 from penstock.event_loop.entered_once import own_tasks
 from penstock.event_loop.interpreter_settings import calm_interpreter
 from penstock.handlers.layouts.auto_layout import AutoLayout
@@ -256,8 +256,14 @@ class Operations:
         other.life = self.life
         return other
 
-    async def save(self, request: SaveRequest, tree: object) -> SaveFuture:
-        """Begin a save; return when it is staged, or only planned."""
+    async def save(self, request: SaveRequest, tree: object, onward: Onward | None = None) -> SaveFuture:
+        """Begin a save; return when it is staged, or only planned.
+
+        Args:
+            request: All options.
+            tree: A tree or a `Composite`.
+            onward: What becomes of it at its path; None if it is finalized there.
+        """
         life, path = self.life, request.path
         threads = life.running()[1]
         try:
@@ -279,7 +285,8 @@ class Operations:
 
             # From here on the message alone holds the tree, once the caller lets go of it.
             message = TreeToSave(tree, pipeline.spec_changes, pipeline.codec_choice)
-            task = SaveTask(engine, threads, pipeline, request, message, life.background.turn(path))
+            turn = life.background.turn(path)
+            task = SaveTask(engine, threads, pipeline, request, message, turn, onward)
         except Exception as error:  # also what a handler raised in an earlier save
             with suppress(PenstockError):  # of a process that is no part of the job
                 await self.engine.operation(path).refuse(error)  # the others would wait for this process

@@ -10,6 +10,7 @@ __all__ = (
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, final
 
 from anyio import Event
@@ -100,6 +101,13 @@ class SaveFuture:
     async def committed(self) -> None:
         """Wait until everything is durable under the temporary name."""
         await self.wait(Milestone.COMMITTED)
+
+    async def kept(self) -> None:
+        """Wait until the checkpoint survives this process: it is whole and durable in the nearest tier.
+
+        Without tiers, until it is finalized.
+        """
+        await self.wait(Milestone.KEPT)
 
     async def finalized(self) -> SaveReport:
         """Wait until the checkpoint is durable and visible; the same as awaiting the future."""
@@ -194,7 +202,8 @@ class SaveFuture:
     def cancel(self) -> None:
         """Ask the save to stop and to undo what it did. From any thread; does not wait.
 
-        Tasks that await the save get `SaveCancelledError`. After COMMITTED the call has no effect.
+        Tasks that await the save get `SaveCancelledError`. After COMMITTED the call has no effect, but for a
+        step that is kept in a tier: then it goes no further.
 
         Raises:
             ForkedError: In a fork of the process that saves.
@@ -302,7 +311,7 @@ class SavePromise:
         with self.lock:
             if self.failure is None:
                 # Stages may reach milestones out of order; a later one implies the earlier ones.
-                self.reached = max(self.reached, min(milestone, Milestone.COMMITTED))
+                self.reached = max(self.reached, min(milestone, Milestone.KEPT))
 
         self._announce()
 
@@ -324,19 +333,19 @@ class SavePromise:
         self._announce()
 
     def _announce(self) -> None:
-        due: list[Callable[[], object]] = []
+        due: list[tuple[int, Callable[[], object]]] = []
         left: list[tuple[int, Callable[[], object]]] = []
         with self.lock:
             for milestone, call in self.waiting:
                 if self.is_over(milestone):
-                    due.append(call)
+                    due.append((milestone, call))
                 else:
                     left.append((milestone, call))
 
             self.waiting = left
 
         # Without the lock: a callback may ask the future, or add another callback.
-        for call in due:
+        for _, call in sorted(due, key=itemgetter(0)):  # of several that are passed at once, in their order
             call()
         if self.is_over(Milestone.FINALIZED):  # refer no more to what saved: handles may be kept for long
             last = self.progress()

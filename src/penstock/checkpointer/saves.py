@@ -11,6 +11,7 @@ __all__ = (
     "Composite",
     "Json",
     "NumpyRandomKey",
+    "Onward",
     "Proto",
     "PyTree",
     "RandomKey",
@@ -22,7 +23,7 @@ import errno
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, cast, final
 from weakref import WeakValueDictionary
 
@@ -75,6 +76,16 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """What becomes of a save when it is at its path: it is kept there, and goes on to another one."""
+
+    path: str  #: where it will be finalized
+    take: Callable[[SavePromise, SaveReport], object]
+    """Called once it is kept, in the loop that saves: it fulfils the promise, and lets it be cancelled."""
+
+
+@final
 class SaveTask:
     """Runs one save to its end and reports to its future. Raises only when it is cancelled.
 
@@ -85,6 +96,7 @@ class SaveTask:
         request: What was asked for.
         tree: What to save.
         turn: A lock held while saving, so that saves to one path follow each other.
+        onward: Who takes it when it is at its path; None if that is all.
 
     Raises:
         SpecError: If an option does not fit.
@@ -94,6 +106,7 @@ class SaveTask:
         "_ended",
         "_engine",
         "_hung",
+        "_onward",
         "_pipeline",
         "_run",
         "_scope",
@@ -114,6 +127,7 @@ class SaveTask:
         request: SaveRequest,
         tree: TreeToSave,
         turn: Lock,
+        onward: Onward | None = None,
     ) -> None:
         loop = LoopHandle()
         self._engine = engine
@@ -127,7 +141,9 @@ class SaveTask:
         self._ended = Event()
         self._started = time.perf_counter()
         self._staged_s = float("nan")
-        self.promise = SavePromise(request.path, lambda: loop.post(self.cancel), self._run.progress.snapshot)
+        self._onward = onward
+        path = request.path if onward is None else onward.path
+        self.promise = SavePromise(path, lambda: loop.post(self.cancel), self._run.progress.snapshot)
         self.future = self.promise.future  #: the caller's handle
 
     def cancel(self) -> None:
@@ -160,7 +176,7 @@ class SaveTask:
                 self.promise.fail(interrupt)  # a thread may be waiting for the result
                 raise
 
-            if not self.future.done:
+            if not self.future.done and (self.future.milestone or 0) < Milestone.KEPT:
                 self._give_up()
         finally:
             self._ended.set()
@@ -214,6 +230,7 @@ class SaveTask:
 
         assert result is not None, "what ends an operation is raised"
         published: Published = result.value
+        took_s = time.perf_counter() - self._started
         report = SaveReport(
             published.path,
             published.n_leaves,
@@ -221,7 +238,8 @@ class SaveTask:
             published.nbytes_kept,
             single_writer=published.single_writer,
             staged_s=self._staged_s,
-            durable_s=time.perf_counter() - self._started,
+            kept_s=took_s,
+            durable_s=took_s,
             peak_leased_bytes=run.memory.peak,
             stages=result.stages,
             limits=run.limits,
@@ -239,7 +257,12 @@ class SaveTask:
         for tell in observers:
             tell(report)
 
-        self.promise.finish(report)
+        onward, self._onward = self._onward, None
+        if onward is None:
+            self.promise.finish(report)
+        else:
+            self._reach(Milestone.KEPT)
+            onward.take(self.promise, report)
 
     async def _as_full(self, error: BaseException) -> NoSpaceError | None:
         """Return the error of a full medium in full; None if it is another, or says all already."""

@@ -144,11 +144,15 @@ class SaveReport(StageReport):
 
     nbytes_kept: int = 0  #: array bytes that were not written, for the base holds them
     staged_s: float = math.nan  #: from the call to STAGED
+    kept_s: float = math.nan  #: from the call to KEPT; without tiers, `durable_s`
     durable_s: float = math.nan  #: from the call to DURABLE
     peak_leased_bytes: int = 0  #: of the shared budget, over its life so far
     single_writer: bool = False
     """Whether it was only the caller's word that nobody else saved to the same path: the server of the bucket
     ignores conditions, and the option `single_writer` is set."""
+    superseded_by: str | None = None
+    """The newer step that is durable instead, where steps are saved faster than a tier takes them; then this
+    one is not at `path`."""
 
     def _figures(self) -> str:
         whole = StageReport._figures(self)

@@ -11,6 +11,7 @@ __all__ = (
     "Always",
     "AnyNames",
     "CheckpointManager",
+    "Disk",
     "EverySeconds",
     "EverySteps",
     "FirstSave",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from penstock.steps.step_contents import StepMetadata
     from penstock.steps.step_names import AnyNames, NameFormat, StepNames
     from penstock.steps.step_watch import Watch, watch
+    from penstock.steps.tiers import Disk
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -116,5 +118,6 @@ else:
                 "Watch",
                 "watch",
             ),
+            "penstock.steps.tiers": ("Disk",),
         },
     )

@@ -33,6 +33,7 @@ from penstock.kernel.words import near_steps
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, as_keep_policy, check_ranking, ranking_of
 from penstock.steps.save_policies import SavePolicy, as_save_policy, awaits_preemption
 from penstock.steps.step_names import NameFormat, StepNames, step_number
+from penstock.steps.tiers import Tier, as_tiers
 
 if TYPE_CHECKING:
     # As in `Checkpointer`: loaded on entering, in a worker thread.
@@ -106,6 +107,8 @@ class CheckpointManager(AsyncOnly):
         read_only: Whether nothing is written or deleted.
         clean: Whether the leftovers of crashed saves are removed from `root` on opening.
         link: Whether arrays that an earlier step already holds are linked instead of written again.
+        tiers: Where steps are saved first, and copied on from there to `root` in the background:
+            `Disk("/nvme/run")`, or several, the nearest first.
         sigterm: Whether SIGTERM triggers `OnPreemption` instead of ending the process; by default if
             `save_when` contains it.
         checkpointer: An open Checkpointer that saves and restores, to share its memory budget.
@@ -131,6 +134,7 @@ class CheckpointManager(AsyncOnly):
         read_only: bool = False,
         clean: bool = True,
         link: bool = True,
+        tiers: Tier | Iterable[Tier] = (),
         sigterm: bool | None = None,
         checkpointer: Checkpointer | None = None,
         config: Config | Path | None = None,
@@ -182,7 +186,11 @@ class CheckpointManager(AsyncOnly):
 
         check_ranking("loss" if metric is None else metric, mode)
         self._ranking = ranking_of(kept) if metric is None else (metric, mode)
-        self.awaits_preemption = awaits_preemption(when)  #: whether `save_when` has `OnPreemption`
+        self._tiers = as_tiers(tiers, self._root)
+        policies = [when, *[as_save_policy(tier.save_when) for tier in self._tiers]]
+        self.awaits_preemption = any(
+            map(awaits_preemption, policies)
+        )  #: whether `save_when` has `OnPreemption`
         self._checkpointer, owned = _own_or_given(checkpointer, options)
         _check_trash(trash, self._names)
         self._policies, self._trash, self._link = (when, kept), trash, link
@@ -227,11 +235,11 @@ class CheckpointManager(AsyncOnly):
         In a job of several processes with `OnPreemption`: whether any of them was, as of the last `save`. All
         see it after the same step.
         """
-        return self._saves.decisions.preempted
+        return self._saves.preempted
 
     def preempt(self) -> None:
         """Note that the process was asked to end, as SIGTERM does. From any thread, or a signal handler."""
-        self._saves.decisions.preempt()
+        self._saves.preempt()
 
     def should_save(self, step: SupportsIndex) -> bool:
         """True if `save` would save `step` now: it is newer than the latest and the policy wants it.
@@ -293,13 +301,14 @@ class CheckpointManager(AsyncOnly):
         del items  # neither a save in the background nor a failure keeps what the caller dropped
         number = self._writable(step, "saved")
         overwrite = overwrite or self._saves.replaces(number)
-        if not await self._saves.admits(number, force=force, overwrite=bool(overwrite)):
+        to = await self._saves.admits(number, force=force, overwrite=bool(overwrite))
+        if not to:
             return None
 
         from penstock.kernel.pipeline.run_context import SaveRequest  # it is loaded by now
 
         request = SaveRequest(
-            path=self._saves.catalogue.path(number),
+            path=to[0].catalogue.path(number),
             overwrite=overwrite,
             prioritise=prioritise,
             staging=staging,
@@ -311,7 +320,7 @@ class CheckpointManager(AsyncOnly):
             progress=progress,
         )
         with forget_on_error():
-            return await self._saves.begin(number, given.pop(), metrics, request)
+            return await self._saves.begin(number, given.pop(), metrics, request, to)
 
     @overload
     async def restore(
@@ -393,24 +402,20 @@ class CheckpointManager(AsyncOnly):
         )
 
         call = RestoreCall(options, pipeline, on_report, progress)
-        path, threads = self._saves.catalogue.path(number), self._saves.reading
-        begin = restore_step(self._checkpointer.operations, threads, path, like, call, as_type)
+        begin = self._saves.restore(number, partial(restore_step, like=like, call=call, as_type=as_type))
         del like
         with forget_on_error():
-            found = await begin
-
-        self._saves.note_base(number)
-        return found
+            return await begin
 
     def all_steps(self) -> Sequence[int]:
         """Every durable step that this manager knows, ascending; see `reload`."""
         self._saves.check_open()
-        return self._saves.catalogue.steps
+        return self._saves.held.steps
 
     def latest_step(self) -> int | None:
         """The last durable step; None if there is none. Not awaited: the names of steps are known."""
         self._saves.check_open()
-        return self._saves.catalogue.latest
+        return self._saves.held.latest
 
     async def best_step(self, metric: Metric | None = None, mode: Mode | None = None) -> int | None:
         """Return the step with the best metric, the latest of equals; None if none has a finite one.
@@ -446,7 +451,7 @@ class CheckpointManager(AsyncOnly):
         from penstock.steps.step_contents import describe_step
 
         number = self._chosen(step)
-        path = self._saves.catalogue.path(number)
+        path = self._saves.held.path(number)
         engine, threads = self._checkpointer.engine.at(path), self._saves.reading
 
         async def describe(source: Reading) -> StepMetadata:
@@ -475,20 +480,22 @@ class CheckpointManager(AsyncOnly):
             The step will be deleted nevertheless.
         """
         number = self._writable(step, "deleted")
-        catalogue = self._saves.catalogue
-        if number not in catalogue:
-            near = near_steps(number, catalogue.snapshot())
-            raise NotACheckpointError(catalogue.path(number), f"there is no such step ({near})")
+        held = self._saves.held
+        if number not in held:
+            near = near_steps(number, held.steps)
+            raise NotACheckpointError(held.path(number), f"there is no such step ({near})")
 
-        await self._saves.retention.delete(number)
+        await self._saves.delete(number)
 
     def pin(self, step: SupportsIndex) -> None:
         """Keep a step, whatever the policy says, until `unpin` or until this manager is left."""
-        self._saves.retention.pins.add(step_number(step))
+        for level in self._saves.levels:
+            level.retention.pins.add(step_number(step))
 
     def unpin(self, step: SupportsIndex) -> None:
         """Leave a step to the policy again."""
-        self._saves.retention.pins.discard(step_number(step))
+        for level in self._saves.levels:
+            level.retention.pins.discard(step_number(step))
 
     async def reload(self) -> None:
         """List the root again, which others may have changed.
@@ -555,6 +562,7 @@ class CheckpointManager(AsyncOnly):
                 self._names,
                 save_when,
                 options,
+                self._tiers,
                 link=self._link,
             )
 
@@ -562,7 +570,7 @@ class CheckpointManager(AsyncOnly):
 
     def _chosen(self, step: Step) -> int:
         self._saves.check_open()
-        return self._saves.catalogue.require_latest() if step is None else step_number(step)
+        return self._saves.held.require_latest() if step is None else step_number(step)
 
     def _writable(self, step: SupportsIndex, what: str) -> int:
         self._saves.check_open()

@@ -60,6 +60,7 @@ class RootOptions:
     """Whether other managers may save there, too. Then it is held while a step is saved or deleted, another
     holder is logged once, and a checkpoint is opened as a root without steps."""
     by_number: bool = True  #: whether steps are ordered by number; else in the order in which they came
+    is_owed: Callable[[int], bool] | None = None  #: whether a step stays until it is copied to another tier
 
 
 @final

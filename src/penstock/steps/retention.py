@@ -35,6 +35,7 @@ class Retention:
 
     __slots__ = (
         "_catalogue",
+        "_is_owed",
         "_job",
         "_note",
         "_outcomes",
@@ -56,6 +57,7 @@ class Retention:
         self._catalogue = catalogue
         self._job = opened.job
         self._policy = options.keep
+        self._is_owed = options.is_owed
         self._note = partial(engine.report_keeper.note, root)
         self._threads = threads
         self._outcomes: dict[int, tuple[Event, list[PenstockError]]] = {}
@@ -109,7 +111,15 @@ class Retention:
         stay: set[int] = set() if is_overtaken else {saved}
         doomed = await self._threads.run(self._decide, steps, stay)
         # Pins as of now. A step that came since was not part of the decision and stays.
-        return [step for step in doomed if step not in self.pins and step != self._catalogue.latest]
+        return [
+            step
+            for step in doomed
+            if step not in self.pins and step != self._catalogue.latest and not self._waits(step)
+        ]
+
+    def _waits(self, step: int) -> bool:
+        """True if a step must not go yet, since it is copied to another tier."""
+        return self._is_owed is not None and self._is_owed(step)
 
     async def delete(self, step: int) -> None:
         """Delete a step and return when it is gone. While a reader on this machine holds it, it stays.

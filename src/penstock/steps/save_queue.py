@@ -1,4 +1,4 @@
-"""The saves of one root: their order, their bases, and what happens when one is durable."""
+"""The saves of a manager: their order, their bases, and what happens when one is durable."""
 
 from __future__ import annotations
 
@@ -6,37 +6,47 @@ __all__ = ("StepSaves",)
 
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, Final, TypeVar, final
 
 from anyio import Event
 from anyio.abc import TaskGroup
 
 from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.operations import Operations
 from penstock.checkpointer.save_future import SaveFuture
+from penstock.checkpointer.saves import Onward
 from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.stores.publishing.workspace import how_to_replace
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ClosedError,
     CorruptCheckpointError,
     NoSpaceError,
+    NotACheckpointError,
     OlderStepError,
+    PenstockError,
+    SpecError,
     StepExistsError,
     StorageError,
 )
+from penstock.kernel.pipeline.pipeline import Milestone
 from penstock.kernel.pipeline.run_context import BaseIfWhole, SaveRequest
-from penstock.steps.catalogue import NamedSteps
-from penstock.steps.keep_policies import Metric, Mode, StepInfo
-from penstock.steps.open_steps import OpenSteps
+from penstock.steps.keep_policies import Metric, Mode, Needs, as_keep_policy
 from penstock.steps.opened_root import RootOptions
-from penstock.steps.save_decisions import SaveDecisions, hear_sigterm
-from penstock.steps.save_policies import SavePolicy
+from penstock.steps.promotion import HeldSteps, Level, Promotions
+from penstock.steps.save_decisions import hear_sigterm
+from penstock.steps.save_policies import SavePolicy, as_save_policy
 from penstock.steps.step_contents import step_items
 from penstock.steps.step_metrics import RankedMetrics, best_step
 from penstock.steps.step_names import NameFormat
+from penstock.steps.tiers import Tier
+
+T = TypeVar("T")
+_METRICS: Final[Needs] = frozenset({"metrics"})
 
 
 @final
@@ -44,7 +54,7 @@ from penstock.steps.step_names import NameFormat
 class _Pending:
     """A save under way."""
 
-    name: str
+    level: Level  #: where it is saved
     was_newest: bool  #: when it began; an older step is saved only if that is asked for
     future: SaveFuture | None = None
     done: Event = field(default_factory=Event)  #: the save is over
@@ -61,6 +71,7 @@ class StepSaves:
         names: Names of step directories.
         save_when: Which steps are saved.
         options: The way in which the directory is used.
+        tiers: Where steps are before they are in the root, the nearest first.
         link: Whether arrays are linked to an earlier step that holds them.
     """
 
@@ -71,32 +82,62 @@ class StepSaves:
         names: NameFormat,
         save_when: SavePolicy,
         options: RootOptions,
+        tiers: Sequence[Tier] = (),
         *,
         link: bool,
     ) -> None:
         engine = checkpointer.engine.at(root)
         self._checkpointer = checkpointer
         self._engine = engine
-        self._store, self._events = engine.store, engine.events
+        self._events = engine.events
         self._keeper = engine.report_keeper
         if options.writes:
             self._keeper.keep_below(root)
 
-        self._root = root
+        if tiers and engine.is_joint:
+            raise SpecError("tiers are for one process; a job of several saves into the root")
+
+        self._root, self._writes = root, options.writes
         self._link = link
         self._pending: dict[int, _Pending] = {}
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
-        self._not_durable: set[int] = set()  # steps that are there, and may be lost if the power fails
-        self._bases: list[int] = []  # steps whose values are known here, the latest last
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
-        files = NamedSteps(self._store, root, names)
-        self._steps = OpenSteps(engine, root, files, options)
-        self.reading = self._steps.reading  #: threads for what only reads
-        self.catalogue, self.retention = self._steps.catalogue, self._steps.retention
-        self.load = self._steps.load
-        self.decisions = SaveDecisions(save_when, self._known_steps, self._steps.root.job)  #: which to save
-        self._ranked = RankedMetrics(options.keep, self._infos_with_metrics, self._events)
+        owing = replace(options, is_owed=self._is_owed if tiers else None)
+        uses = [
+            (
+                str(tier.path),
+                as_save_policy(tier.save_when),
+                replace(owing, keep=as_keep_policy(tier.keep), metadata=None),
+            )
+            for tier in tiers
+        ]
+        uses.append((root, save_when, owing))
+        self.levels = [
+            Level(checkpointer.engine, path, names, policy, used, self._known_steps)
+            for path, policy, used in uses
+        ]
+        """Where steps are, the nearest first; the last one is the root."""
+        self._promotions = Promotions(self.levels, self._delete_what_goes)
+        self.held = HeldSteps(self.levels)  #: the steps of all of them
+        self.reading = self.levels[-1].opened.reading  #: threads for what only reads
+        infos = partial(self.held.infos, _METRICS)
+        self._ranked = [RankedMetrics(used.keep, infos, self._events) for _, _, used in uses]
+
+    async def load(self) -> None:
+        """List all levels again. In a job of several processes all of them call this."""
+        for level in self.levels:
+            await level.opened.load()
+
+    @property
+    def preempted(self) -> bool:
+        """True if the process was asked to end."""
+        return any(level.decisions.preempted for level in self.levels)
+
+    def preempt(self) -> None:
+        """Note that the process was asked to end. From any thread, or a signal handler."""
+        for level in self.levels:
+            level.decisions.preempt()
 
     @property
     def saving(self) -> Sequence[int]:
@@ -111,21 +152,37 @@ class StepSaves:
             owned: The Checkpointer, if it is entered and left with this.
             sigterm: Whether a SIGTERM counts as a preemption.
         """
-        async with (
-            nullcontext() if owned is None else owned,
-            self._steps.live(self._raise_on_leaving) as tasks,
-        ):
+        async with AsyncExitStack() as opened:
+            if owned is not None:
+                await opened.enter_async_context(owned)
+
+            for level in self.levels[:-1]:
+                await self.reading.run(level.bind, self._root, self._writes)
+                await opened.enter_async_context(level.opened.live())
+
+            tasks = await opened.enter_async_context(self.levels[-1].opened.live(self._raise_on_leaving))
             if sigterm:
-                await tasks.start(hear_sigterm, self.decisions.preempt)
+                await tasks.start(hear_sigterm, self.preempt)
 
             self._tasks = tasks
             self._keeper.note(self._root, "opened", text=f"by process {os.getpid()} on {os.uname().nodename}")
+            failure: BaseException | None = None
             try:
+                if self._writes:
+                    self._promotions.start(tasks)
+                    await self._promotions.resume()
+
                 yield
                 await self._wait_for_saves()
+                await self._promotions.settle()
+            except BaseException as error:
+                failure = error
+                raise
             finally:
                 self._tasks = None
+                self._promotions.end(failure if isinstance(failure, PenstockError) else None)
                 self._keeper.note(self._root, "closed")
+                del failure  # its traceback refers to this frame
 
     def check_open(self) -> None:
         """Raise `ClosedError` unless the manager is open."""
@@ -137,10 +194,10 @@ class StepSaves:
 
     def should_save(self, step: int) -> bool:
         """True if `step` is newer than any other and the policy wants it, as this process asks it."""
-        return step > self._newest() and self.decisions.says(step)
+        return step > self._newest() and any(level.decisions.says(step) for level in self.levels)
 
-    async def admits(self, step: int, *, force: bool, overwrite: bool) -> bool:
-        """True if `step` is to be saved now, in all processes: the policy wants it, or it is forced.
+    async def admits(self, step: int, *, force: bool, overwrite: bool) -> Sequence[Level]:
+        """Return where `step` is to be now, the nearest first, in all processes: all that want it, or all.
 
         Raises:
             StepExistsError, OlderStepError: As `check_order`.
@@ -149,19 +206,19 @@ class StepSaves:
             PeerSilentError: If process 0 of a job of several does not decide.
         """
         self.check_order(step, overwrite=overwrite)
-        is_wanted = force or await self.decisions.wanted(step)
+        wanted = [level for level in self.levels if force or await level.decisions.wanted(step)]
         failure = self.take_unseen()
         if failure is not None:
-            if is_wanted and isinstance(failure, Exception):
+            if wanted and isinstance(failure, Exception):
                 await self._refuse(step, failure)
 
             raise failure
 
-        return is_wanted
+        return wanted
 
     def replaces(self, step: int) -> bool:
         """True if an existing step is saved again unasked, because its name may not be durable."""
-        return step in self._not_durable
+        return any(step in level.not_durable for level in self.levels)
 
     def check_order(self, step: int, *, overwrite: bool) -> None:
         """Refuse a step that exists, or is older than the latest.
@@ -170,8 +227,8 @@ class StepSaves:
             StepExistsError: If it exists and may not be overwritten, or is being saved.
             OlderStepError: If it is older.
         """
-        if step in self._pending or (step in self.catalogue and not overwrite):
-            raise StepExistsError(step, how_to_replace(self._store))
+        if step in self._pending or (step in self.held and not overwrite):
+            raise StepExistsError(step, how_to_replace(self._engine.store))
         if step < self._newest() and not overwrite:
             raise OlderStepError(step, self._newest())
 
@@ -181,69 +238,150 @@ class StepSaves:
         items: object,
         metrics: Mapping[str, Any] | None,
         request: SaveRequest,
+        to: Sequence[Level],
     ) -> SaveFuture:
-        """Start a save and return when it is staged; deletions that follow from it run in the background.
+        """Start a save and return when it is staged; what follows from it goes on in the background.
 
         Args:
             step: Its number.
             items: A tree or a `Composite`.
             metrics: The caller's, not yet JSON.
             request: All options. Without a `base`, unchanged leaves are linked to a step known here.
+            to: Where it goes, as `admits` says: it is saved into the first that takes it, and copied on.
         """
-        tasks = self._running()
-        pending = _Pending(self.catalogue.name(step), was_newest=step >= self._newest())
-        self._pending[step] = pending
+        tasks, was_newest = self._running(), step >= self._newest()
+        pending = self._pending[step] = _Pending(to[0], was_newest)
         try:
             contents = await self._contents(step, items, metrics)
             begun_s = time.monotonic()
-            future = await self._save_with_room(step, contents, request)
+            future = await self._save_into_first(step, contents, request, to, pending)
         except BaseException:
             del self._pending[step]
             pending.ended.set()
             raise
 
         pending.future = future
-        self.decisions.note_begun(begun_s)
-        future.add_done_callback(lambda done: self._note_done(step, pending, done))
+        for level in to:
+            level.decisions.note_begun(begun_s)
+
         tasks.start_soon(self._follow, step, pending, future)
         return future
 
     async def _contents(self, step: int, items: object, metrics: Mapping[str, Any] | None) -> Composite:
-        """Return the contents of a step, once no deletion at its path is under way."""
+        """Return the contents of a step."""
         try:
-            await self._steps.root.hold()
             if metrics is not None:
-                metrics = await self.reading.run(self._ranked.checked, metrics)
-                self._keeper.note_metrics(self.catalogue.path(step), metrics)
+                given = metrics
+                for ranked in self._ranked:
+                    metrics = await self.reading.run(ranked.checked, given)
 
-            await self.retention.forget(step)
+                self._keeper.note_metrics(self.levels[-1].catalogue.path(step), metrics)
+
             return step_items(items, metrics)
+        except Exception as error:
+            await self._refuse(step, error)
+            raise
+
+    async def _save_into_first(
+        self, step: int, items: Composite, request: SaveRequest, to: Sequence[Level], pending: _Pending
+    ) -> SaveFuture:
+        """Save into the first level that takes the step. A tier that fails before it is staged is skipped."""
+        for number, level in enumerate(to):
+            pending.level = level
+            further, path = to[number + 1 :], level.catalogue.path(step)
+            onward = (
+                Onward(further[-1].catalogue.path(step), partial(self._promotions.take, step, further))
+                if further
+                else None
+            )
+            try:
+                await self._free(step, level)
+                future = await self._save_with_room(level, step, items, replace(request, path=path), onward)
+            except StorageError as error:
+                if not further:
+                    raise
+
+                self._events.warning("step.tier_failed", step=step, tier=level.path, error=repr(error))
+            else:
+                noted = partial(self._note_done, step, pending)
+                future.add_done_callback(noted, milestone=Milestone.KEPT)
+                return future
+
+        raise AssertionError("the last level returns or raises")
+
+    async def _free(self, step: int, level: Level) -> None:
+        """Hold a level, and return when no deletion at the path of a step is under way there."""
+        try:
+            await level.opened.root.hold()
+            await level.retention.forget(step)
         except Exception as error:
             await self._refuse(step, error)
             raise
 
     async def _refuse(self, step: int, error: Exception) -> None:
         """Tell the other processes, which would wait for this one, that it does not save a step."""
-        await self._engine.operation(os.path.join(self._root, self.catalogue.name(step))).refuse(error)
+        await self._engine.operation(self.levels[-1].catalogue.path(step)).refuse(error)
 
     async def best_step(self, metric: Metric, mode: Mode) -> int | None:
         """Return the step with the best metric, as the function of this name; its metrics are read first."""
-        infos = partial(self._infos_with_metrics, self.catalogue.snapshot())
+        infos = partial(self.held.infos, _METRICS, self.held.snapshot())
         return await self.reading.run(lambda: best_step(infos(), metric, mode))
-
-    def note_base(self, step: int) -> None:
-        """Note that the values of a step are known here: they were saved or restored."""
-        self._bases = [*[known for known in self._bases if known != step], step][-3:]
 
     def note_found(self, step: int, name: str) -> None:
         """Note a step that another process saved."""
-        if step not in self.catalogue and step not in self.retention.deleter.waiting:
-            self.catalogue.add(step, name)
+        root = self.levels[-1]
+        if step not in root.catalogue and step not in root.retention.deleter.waiting:
+            root.catalogue.add(step, name)
+
+    async def restore(self, step: int, read: Callable[[Operations, Threads, str], Awaitable[T]]) -> T:
+        """Return what `read` returns of a step in the nearest level where it is whole.
+
+        Raises:
+            PenstockError: What the last level that has it fails with.
+        """
+        operations, holders = self._checkpointer.operations, self.held.holders(step)
+        for level in holders:
+            path = level.catalogue.path(step)
+            try:
+                found = await read(operations, self.reading, path)
+            except (CorruptCheckpointError, NotACheckpointError, StorageError) as error:
+                if level is holders[-1]:
+                    raise
+
+                self._events.error("step.damaged", path=path, error=repr(error))
+            else:
+                level.note_base(step)
+                return found
+
+        raise AssertionError("the last level returns or raises")
+
+    async def delete(self, step: int) -> None:
+        """Delete a step wherever it is, and copy it no further.
+
+        Raises:
+            PenstockError: As `Retention.delete`; the rest is deleted all the same.
+        """
+        await self._promotions.drop(step)
+        failures: list[PenstockError] = []
+        for level in self.held.holders(step):
+            try:
+                await level.retention.delete(step)
+            except PenstockError as error:
+                failures.append(error)
+
+        if failures:
+            try:
+                raise failures[0]
+            finally:
+                failures.clear()  # their tracebacks refer to this frame
 
     async def settle(self) -> None:
-        """Wait until no save is under way, and try once to delete the steps due."""
+        """Wait until no save and no promotion is under way, and try once to delete the steps due."""
         await self._wait_for_saves()
-        await self.retention.deleter.attempt()
+        await self._promotions.settle()
+        for level in self.levels:
+            await level.retention.deleter.attempt()
+
         self.raise_unseen()
 
     async def _wait_for_saves(self) -> None:
@@ -267,61 +405,56 @@ class StepSaves:
         failure, self._failure = self._failure, None
         return failure
 
-    async def _save_with_room(self, step: int, items: Composite, request: SaveRequest) -> SaveFuture:
+    async def _save_with_room(
+        self, level: Level, step: int, items: Composite, request: SaveRequest, onward: Onward | None
+    ) -> SaveFuture:
         """Save as `_save` does; if there is no room, once more after the steps due for deletion are gone.
 
         Not where several processes save: the others have heard of a failure, and do not save once more.
         """
+        deleter = level.retention.deleter
         try:
-            return await self._save(step, items, request)
+            return await self._save(level, step, items, request, onward)
         except NoSpaceError:
-            if self._engine.is_joint or not self.retention.deleter.waiting:  # as above
+            if self._engine.is_joint or not deleter.waiting:  # as above
                 raise
 
-        await self.retention.deleter.attempt()
-        return await self._save(step, items, request)
+        await deleter.attempt()
+        return await self._save(level, step, items, request, onward)
 
-    async def _save(self, step: int, items: Composite, request: SaveRequest) -> SaveFuture:
-        save, known = self._checkpointer.operations.save, self._base(step)
+    async def _save(
+        self, level: Level, step: int, items: Composite, request: SaveRequest, onward: Onward | None
+    ) -> SaveFuture:
+        save, known = self._checkpointer.operations.save, level.base(step) if self._link else None
         if request.base is not None or known is None:
-            return await save(request, items)
+            return await save(request, items, onward)
         if self._engine.is_joint:  # one that finds it damaged could not save once more without the others
-            return await save(replace(request, base=BaseIfWhole(known)), items)
+            return await save(replace(request, base=BaseIfWhole(known)), items, onward)
 
         try:
-            return await save(replace(request, base=known), items)
+            return await save(replace(request, base=known), items, onward)
         except (CorruptCheckpointError, StorageError) as error:
             if not error.path.startswith(known):
                 raise
 
             # It was removed or damaged; the new step does not need it.
             self._events.warning("step.no_base", base=known, error=repr(error))
-            return await save(request, items)
-
-    def _infos_with_metrics(self, steps: Mapping[int, str] | None = None) -> Sequence[StepInfo]:
-        steps = self.catalogue.snapshot() if steps is None else steps
-        return self.catalogue.infos(steps, frozenset({"metrics"}))
-
-    def _base(self, step: int) -> str | None:
-        if not self._link:
-            return None
-
-        there = [known for known in self._bases if known in self.catalogue and known != step]
-        return self.catalogue.path(there[-1]) if there else None
+            return await save(request, items, onward)
 
     def _note_done(self, step: int, pending: _Pending, future: SaveFuture) -> None:
         """Record the step before any task that awaits the save continues."""
         del self._pending[step]
         self._followed.append(pending)
+        level, name = pending.level, pending.level.catalogue.name(step)
         if future.status != "failed":
-            self._not_durable.clear()  # their names are in the same directory
-            self.catalogue.add(step, pending.name)
-            self.note_base(step)
+            level.not_durable.clear()  # their names are in the same directory
+            level.catalogue.add(step, name)
+            level.note_base(step)
         elif future.published and not self._engine.is_joint:  # the other processes do not know
-            self._not_durable.add(step)
-            self.catalogue.add(step, pending.name)
-        elif self._steps.root.is_local:
-            self.catalogue.remove([step])  # if it was to be overwritten, it may be on some disks
+            level.not_durable.add(step)
+            level.catalogue.add(step, name)
+        elif level.opened.root.is_local:
+            level.catalogue.remove([step])  # if it was to be overwritten, it may be on some disks
 
         pending.done.set()
 
@@ -329,17 +462,25 @@ class StepSaves:
         try:
             await pending.done.wait()
             if future.status != "failed":
-                latest = self.catalogue.latest
-                is_overtaken = pending.was_newest and latest is not None and step < latest
-                await self.retention.apply(step, is_overtaken=is_overtaken)
-        except Exception as error:  # from a policy, or from the medium while reading for it
-            self._events.error("step.retention_failed", step=step, error=repr(error))
-            self._failure = error
+                await self._delete_what_goes(pending.level, step, was_newest=pending.was_newest)
         finally:
             if pending in self._followed:
                 self._followed.remove(pending)
 
             pending.ended.set()
+
+    async def _delete_what_goes(self, level: Level, step: int, *, was_newest: bool = True) -> None:
+        """Have the steps deleted that a level keeps no more, now that one has come, or has gone on."""
+        try:
+            latest = level.catalogue.latest
+            is_overtaken = was_newest and latest is not None and step < latest
+            await level.retention.apply(step, is_overtaken=is_overtaken)
+        except Exception as error:  # from a policy, or from the medium while reading for it
+            self._events.error("step.retention_failed", step=step, error=repr(error))
+            self._failure = error
+
+    def _is_owed(self, step: int) -> bool:
+        return self._promotions.owes(step)
 
     def _running(self) -> TaskGroup:
         if self._tasks is None:
@@ -358,15 +499,11 @@ class StepSaves:
             finally:
                 del failure  # the traceback refers to this frame
 
-    def _known_steps(self) -> tuple[Sequence[int], bool]:
-        steps = self._durable()
-        return (sorted({*steps, *self._pending}) if self._pending else steps), bool(self._pending)
+    def _known_steps(self, level: Level) -> tuple[Sequence[int], bool]:
+        coming = {*self._pending, *self._promotions.coming_to(level)}
+        steps = level.durable()
+        return (sorted({*steps, *coming}) if coming else steps), bool(coming)
 
     def _newest(self) -> int:
-        latest = self._durable()[-1:]
+        latest = [steps[-1] for level in self.levels if (steps := level.durable())]
         return max([-1, *latest, *self._pending])
-
-    def _durable(self) -> Sequence[int]:
-        """Return the steps that need not be saved again, ascending."""
-        steps = self.catalogue.steps
-        return [step for step in steps if step not in self._not_durable] if self._not_durable else steps

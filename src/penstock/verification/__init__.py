@@ -1,1 +1,1 @@
-"""Verifies that everything under a path is still what was written: every checkpoint, item and file."""
+"""Verifies that everything under a path is still what was written, and copies what is."""

@@ -1,0 +1,569 @@
+"""Steps in several tiers: what each tier holds, and how a step goes from the nearest to the root.
+
+A tier is a directory of steps like the root, with policies of its own. A step is saved into the nearest tier
+that wants it, and copied from there in the background, tier by tier. A tier that is slower than saves are
+frequent takes the newest.
+"""
+
+from __future__ import annotations
+
+__all__ = ("HeldSteps", "Level", "Promoting", "Promotions")
+
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, final
+
+from anyio import CancelScope, Event, move_on_after
+from anyio.abc import TaskGroup
+from structlog.stdlib import BoundLogger
+
+from penstock.checkpointer.engine import Engine
+from penstock.checkpointer.save_future import SavePromise
+from penstock.kernel.concurrency.threads import LoopHandle, Threads
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    NotACheckpointError,
+    PathError,
+    PenstockError,
+    ReplacedError,
+    RootInUseError,
+    SaveCancelledError,
+    StorageError,
+)
+from penstock.kernel.pipeline.failures import without_frame
+from penstock.reports.report import SaveReport
+from penstock.steps.catalogue import NamedSteps
+from penstock.steps.keep_policies import Needs, StepInfo
+from penstock.steps.open_steps import OpenSteps
+from penstock.steps.opened_root import RootOptions
+from penstock.steps.save_decisions import SaveDecisions
+from penstock.steps.save_policies import SavePolicy
+from penstock.steps.step_names import NameFormat
+from penstock.verification.copying import COPY_WORKERS, CheckpointCopier, is_same_checkpoint
+
+WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+"""Between two tries of a promotion that fails; the last one again and again."""
+
+TIER_FILE: Final = "_PENSTOCK_TIER.json"
+"""Says in the directory of a tier which root it serves."""
+
+
+@final
+class Level:
+    """One directory of a manager's steps, open: a tier, or the root, which is the last one.
+
+    Args:
+        engine: Of the Checkpointer.
+        path: The directory.
+        names: Names of step directories.
+        save_when: Which steps come here.
+        options: The way in which the directory is used.
+        there: Returns the steps that are here or coming, and whether one is coming; see `SaveDecisions`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        path: str,
+        names: NameFormat,
+        save_when: SavePolicy,
+        options: RootOptions,
+        there: Callable[[Level], tuple[Sequence[int], bool]],
+    ) -> None:
+        self.path = path
+        self.engine = engine.at(path)
+        self.opened = OpenSteps(self.engine, path, NamedSteps(self.engine.store, path, names), options)
+        self.catalogue, self.retention = self.opened.catalogue, self.opened.retention
+        self.decisions = SaveDecisions(save_when, partial(there, self), self.opened.root.job)
+        self.not_durable: set[int] = set()  #: steps that are here, and may be lost if the power fails
+        self._bases: list[int] = []  # steps whose values are known here, the latest last
+
+    def note_base(self, step: int) -> None:
+        """Note that the values of a step are known here: they were saved here, or restored from here."""
+        self._bases = [*[known for known in self._bases if known != step], step][-3:]
+
+    def base(self, step: int) -> str | None:
+        """Return the path of a step that `step` may be linked to; None if there is none."""
+        there = [known for known in self._bases if known in self.catalogue and known != step]
+        return self.catalogue.path(there[-1]) if there else None
+
+    def durable(self) -> Sequence[int]:
+        """Return the steps that need not be saved again, ascending."""
+        steps = self.catalogue.steps
+        return [step for step in steps if step not in self.not_durable] if self.not_durable else steps
+
+    def bind(self, root: str, writes: bool) -> None:
+        """Note which root this tier serves. Blocking.
+
+        Raises:
+            PathError: If it serves another one: its steps are not of this run.
+            StorageError: If the medium refuses.
+        """
+        store, file = self.engine.store, os.path.join(self.path, TIER_FILE)
+        found = store.read_files([file])[0]
+        if found is None:
+            if writes:
+                store.make_directory(self.path)
+                store.write_file(file, json.dumps({"root": root}).encode())
+                store.sync_directory(self.path)
+            return
+
+        try:
+            served = json.loads(found)["root"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            served = "a root that its file does not name"
+
+        if served != root:
+            problem = (
+                f"is a tier of {served}, not of {root}; use another directory, or remove {TIER_FILE} with"
+            )
+            raise PathError(self.path, f"{problem} the steps in it")
+
+
+@final
+class HeldSteps:
+    """The steps of all levels as one directory. Each is read from the nearest level that has it.
+
+    Args:
+        levels: The nearest first; the last one is the root.
+    """
+
+    def __init__(self, levels: Sequence[Level]) -> None:
+        self._levels = levels
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """All of them, ascending."""
+        if len(self._levels) == 1:
+            return self._levels[0].catalogue.steps
+
+        return tuple(sorted({step for level in self._levels for step in level.catalogue.steps}))
+
+    @property
+    def latest(self) -> int | None:
+        """The last one; None if there is none."""
+        return max((steps[-1] for level in self._levels if (steps := level.catalogue.steps)), default=None)
+
+    def require_latest(self) -> int:
+        """Return the last one.
+
+        Raises:
+            NotACheckpointError: If there is none.
+        """
+        latest = self.latest
+        return self._levels[-1].catalogue.require_latest() if latest is None else latest
+
+    def __contains__(self, step: int) -> bool:
+        return any(step in level.catalogue for level in self._levels)
+
+    def holders(self, step: int) -> Sequence[Level]:
+        """Return the levels that have a step, the nearest first; the root if none has."""
+        return [level for level in self._levels if step in level.catalogue] or self._levels[-1:]
+
+    def path(self, step: int) -> str:
+        """The directory of a step, in the nearest level that has it."""
+        return self.holders(step)[0].catalogue.path(step)
+
+    def infos(self, needs: Needs, among: Mapping[Level, Mapping[int, str]] | None = None) -> list[StepInfo]:
+        """Return the infos of all steps for policies. Blocking.
+
+        Args:
+            needs: What has to be read.
+            among: The steps of each level, of `snapshot`; by default those that there are now.
+        """
+        found: dict[int, StepInfo] = {}
+        for level, steps in (self.snapshot() if among is None else among).items():
+            unread = {step: name for step, name in steps.items() if step not in found}
+            found |= {info.step: info for info in level.catalogue.infos(unread, needs)}
+
+        return [found[step] for step in sorted(found)]
+
+    def snapshot(self) -> dict[Level, Mapping[int, str]]:
+        """Return number and name of each step of each level; a copy."""
+        return {level: level.catalogue.snapshot() for level in self._levels}
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Promoting:
+    """A step that is whole in one level, and goes to others."""
+
+    step: int
+    to: list[Level]  #: where it still goes, the nearest first; not empty
+    promise: SavePromise | None = None  #: of who saved it; None if that was an earlier process
+    report: SaveReport | None = None
+    since: float = field(default_factory=time.perf_counter)  #: when its save began
+
+    def finish(self, path: str, *, superseded_by: str | None = None) -> None:
+        """Fulfil the promise: this step is durable, or a newer one is."""
+        if self.promise is not None and self.report is not None:
+            took_s = time.perf_counter() - self.since
+            self.promise.finish(
+                replace(self.report, path=path, durable_s=took_s, superseded_by=superseded_by)
+            )
+
+    def fail(self, error: BaseException, *, is_seen: bool = False) -> None:
+        """Break the promise."""
+        if self.promise is not None:
+            self.promise.fail(error)
+            if is_seen:
+                self.promise.mark_seen()
+
+
+@final
+class Promotions:
+    """Brings steps from level to level, in the background. Used in one event loop.
+
+    Args:
+        levels: The nearest first.
+        after: Called when a step has come to a level, with that level and then with each that it came from:
+            decides what is deleted there.
+        waits_s: Seconds between the tries of what fails; the last again and again.
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[Level],
+        after: Callable[[Level, int], Awaitable[object]],
+        waits_s: Sequence[float] = WAITS_S,
+    ) -> None:
+        self._levels = levels
+        threads = Threads(COPY_WORKERS)
+        self._promoters = {
+            level: _Promoter(level, levels[:number], threads, self._pass_on, after, waits_s)
+            for number, level in enumerate(levels)
+            if number
+        }
+
+    def owes(self, step: int) -> bool:
+        """True if a step waits to be copied, or is being copied: it is not deleted meanwhile."""
+        return any(promoter.has(step) for promoter in self._promoters.values())
+
+    def coming_to(self, level: Level) -> Sequence[int]:
+        """Return the steps that wait for a level, or are being copied there."""
+        promoter = self._promoters.get(level)
+        return () if promoter is None else promoter.steps
+
+    def take(self, step: int, to: Sequence[Level], promise: SavePromise, report: SaveReport) -> None:
+        """Take a save over that is kept now: bring it to some levels, and fulfil its promise at the last.
+
+        Args:
+            step: Its number.
+            to: The levels, the nearest first; not empty.
+            promise: Of the save.
+            report: Of the save into the nearest level.
+        """
+        promoting = Promoting(step, list(to), promise, report, time.perf_counter() - report.kept_s)
+        loop = LoopHandle()
+        promise.cancel = lambda: loop.post(partial(self._cancel, promoting))
+        self._promoters[to[0]].offer(promoting)
+
+    async def resume(self) -> None:
+        """Bring the newest step to each level that lacks it, as after a crash. Older ones are not copied.
+
+        Raises:
+            StorageError: If a medium refuses.
+        """
+        for number, level in enumerate(self._levels):
+            held = HeldSteps(self._levels[:number])
+            newest, here = held.latest, level.catalogue.latest
+            if newest is None or (here is not None and here > newest):
+                continue
+            if newest != here or not await self._promoters[level].is_same(newest):
+                level.engine.events.info("step.promotion_resumed", step=newest, tier=level.path)
+                self._promoters[level].offer(Promoting(newest, [level]))
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Begin, in a task group that ends with the manager."""
+        for promoter in self._promoters.values():
+            tasks.start_soon(promoter.run)
+
+    async def settle(self) -> None:
+        """Wait until no step waits to be copied; what failed before is tried at once.
+
+        Raises:
+            PenstockError: If a try fails. It is tried again later, as long as the manager is open.
+        """
+        for promoter in self._promoters.values():
+            await promoter.settle()
+
+    async def drop(self, step: int) -> None:
+        """Copy a step no further, since it is deleted. Returns when no copy of it is under way."""
+        for promoter in self._promoters.values():
+            problem = NotACheckpointError(promoter.path_of(step), "the step was deleted")
+            await promoter.drop(step, problem)
+
+    def end(self, because: BaseException | None = None) -> None:
+        """Break every promise that is left, as nothing is copied any more.
+
+        Args:
+            because: What the manager raises; else the callers hear that their saves were cancelled.
+        """
+        for promoter in self._promoters.values():
+            promoter.end(because)
+
+    def _pass_on(self, promoting: Promoting) -> None:
+        """Bring a step that has come to a level to the next one, or fulfil its promise."""
+        level = promoting.to.pop(0)
+        if promoting.to:
+            self._promoters[promoting.to[0]].offer(promoting)
+        else:
+            promoting.finish(level.catalogue.path(promoting.step))
+
+    def _cancel(self, promoting: Promoting) -> None:
+        for promoter in self._promoters.values():
+            promoter.cancel(promoting)
+
+
+@final
+class _Promoter:
+    """Copies steps into one level, one after another. Of those that wait, the newest alone stays.
+
+    Args:
+        level: Where they go.
+        nearer: Where they come from, the nearest first.
+        threads: For blocking calls.
+        pass_on: Called with a step that has come.
+        after: As for `Promotions`.
+        waits_s: As for `Promotions`.
+    """
+
+    def __init__(
+        self,
+        level: Level,
+        nearer: Sequence[Level],
+        threads: Threads,
+        pass_on: Callable[[Promoting], None],
+        after: Callable[[Level, int], Awaitable[object]],
+        waits_s: Sequence[float],
+    ) -> None:
+        self._level, self._nearer = level, nearer
+        self._threads = threads
+        self._pass_on, self._after = pass_on, after
+        self._waits_s = waits_s
+        self._waiting: Promoting | None = None
+        self._busy: Promoting | None = None
+        self._is_there = False  # whether that has come
+        self._scope = CancelScope()  # of the copy under way
+        self._superseded: list[Promoting] = []  # whose promises a newer step fulfils
+        self._asked, self._changed, self._hurry = Event(), Event(), Event()
+        self._n_failed = 0  # tries, one after another
+        self._failure: PenstockError | None = None  # of the last try
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """The steps that wait, or are being copied."""
+        busy = None if self._is_there else self._busy
+        return [one.step for one in (self._waiting, busy) if one is not None]
+
+    def has(self, step: int) -> bool:
+        """True if a step waits, or is being copied."""
+        return step in self.steps
+
+    def path_of(self, step: int) -> str:
+        """The path that a step has here."""
+        return self._level.catalogue.path(step)
+
+    def offer(self, promoting: Promoting) -> None:
+        """Have a step copied, unless a newer one comes before its turn."""
+        older, newer = self._waiting, promoting
+        if older is not None and older.step > newer.step:
+            older, newer = newer, older
+
+        self._waiting = newer
+        if older is not None:
+            self._supersede(older)
+
+        self._asked.set()
+
+    def _supersede(self, promoting: Promoting) -> None:
+        """Leave a step out for a newer one; a level further on may want it, which has a queue of its own."""
+        self._events.info("step.superseded", step=promoting.step, tier=self._level.path)
+        if len(promoting.to) > 1:
+            self._pass_on(promoting)
+        else:
+            self._superseded.append(promoting)
+
+    async def run(self) -> None:
+        """Copy what is offered, until cancelled."""
+        while True:
+            await self._asked.wait()
+            promoting, self._waiting = self._waiting, None
+            if promoting is None:
+                self._asked = Event()
+                continue
+
+            self._busy, self._is_there = promoting, False
+            try:
+                is_done = await self._try(promoting)
+            finally:
+                self._busy = None
+
+            self._announce()
+            if not is_done:
+                wait_s = self._waits_s[min(self._n_failed, len(self._waits_s)) - 1]
+                with move_on_after(wait_s):
+                    await self._hurry.wait()
+
+    async def _try(self, promoting: Promoting) -> bool:
+        """Copy a step. What the medium refuses waits for the next try, if no newer step does.
+
+        Returns:
+            False if it waits.
+        """
+        began = time.perf_counter()
+        with CancelScope() as self._scope:
+            try:
+                nbytes = await self._bring(promoting.step)
+            except (StorageError, RootInUseError, ReplacedError) as error:
+                self._failure = without_frame(error)
+                self._n_failed += 1
+            except PenstockError as error:  # the same again would fail again
+                self._events.error(
+                    "step.promotion_ended", step=promoting.step, tier=self._level.path, error=repr(error)
+                )
+                promoting.fail(without_frame(error))
+                return True
+            else:
+                self._n_failed, self._failure = 0, None
+                seconds = time.perf_counter() - began
+                self._events.info(
+                    "step.promoted",
+                    step=promoting.step,
+                    tier=self._level.path,
+                    nbytes=nbytes,
+                    seconds=seconds,
+                )
+                await self._note_there(promoting)
+                return True
+
+        if self._scope.cancelled_caught:
+            problem = f"step {promoting.step} was cancelled on its way to {self._level.path!r}"
+            promoting.fail(SaveCancelledError(problem), is_seen=True)
+            return True
+
+        self._events.warning(
+            "step.promotion_failed", step=promoting.step, tier=self._level.path, error=repr(self._failure)
+        )
+        if self._waiting is None:
+            self._waiting = promoting
+        else:
+            self._supersede(promoting)
+
+        return False
+
+    async def _bring(self, step: int) -> int:
+        """Copy a step from the nearest level where it is whole; return the bytes copied, 0 if it was here.
+
+        Raises:
+            PenstockError: If it cannot be copied, or no level has it.
+        """
+        level = self._level
+        await level.opened.root.hold()
+        await level.retention.forget(step)
+        if step in level.catalogue and await self.is_same(step):
+            return 0
+
+        damage: CorruptCheckpointError | None = None
+        for source in self._nearer:
+            if step not in source.catalogue:
+                continue
+
+            path, stores = source.catalogue.path(step), (source.engine.store, level.engine.store)
+            copier = CheckpointCopier(*stores, self._threads, level.engine.memory)
+            try:
+                nbytes = await copier.copy(path, self.path_of(step), overwrite=step in level.catalogue)
+            except CorruptCheckpointError as error:  # another tier may have it undamaged
+                self._events.error("step.damaged", path=path, error=repr(error))
+                damage = damage or error
+                continue
+
+            level.catalogue.add(step, level.catalogue.name(step))
+            return nbytes
+
+        raise damage or NotACheckpointError(self.path_of(step), "the step is in no nearer tier any more")
+
+    async def is_same(self, step: int) -> bool:
+        """True if a step that is here is the one that the nearest level has, and no older one of its number.
+
+        Raises:
+            StorageError: If a medium refuses.
+        """
+        source = HeldSteps(self._nearer).holders(step)[0]
+        stores = source.engine.store, self._level.engine.store
+        return await self._threads.run(
+            is_same_checkpoint, stores[0], source.catalogue.path(step), stores[1], self.path_of(step)
+        )
+
+    async def _note_there(self, promoting: Promoting) -> None:
+        step, path = promoting.step, self.path_of(promoting.step)
+        overtaken = [one for one in self._superseded if one.step <= step]
+        self._superseded = [one for one in self._superseded if one.step > step]
+        self._pass_on(promoting)
+        for one in overtaken:
+            one.finish(self.path_of(one.step), superseded_by=path)
+
+        self._is_there = True  # from here on it may be deleted where it came from
+        for level in (self._level, *self._nearer):
+            if step in level.catalogue:
+                await self._after(level, step)
+
+    async def settle(self) -> None:
+        """See `Promotions.settle`."""
+        tries = self._n_failed
+        self._hurry.set()
+        try:
+            while self._waiting is not None or self._busy is not None:
+                await self._changed.wait()
+                if self._failure is not None and self._n_failed > tries:
+                    raise self._failure
+        finally:
+            self._hurry = Event()
+
+    def cancel(self, promoting: Promoting) -> None:
+        """Copy this step no further."""
+        problem = SaveCancelledError(
+            f"step {promoting.step} was cancelled on its way to {self._level.path!r}"
+        )
+        if self._busy is promoting:
+            self._scope.cancel()
+        elif self._waiting is promoting:
+            self._waiting = None
+            promoting.fail(problem, is_seen=True)
+        elif promoting in self._superseded:
+            self._superseded.remove(promoting)
+            promoting.fail(problem, is_seen=True)
+
+        self._announce()
+
+    async def drop(self, step: int, problem: PenstockError) -> None:
+        """Copy a step no further, whose number this is; return when that is over."""
+        for one in [one for one in (self._waiting, self._busy, *self._superseded) if one is not None]:
+            if one.step == step:
+                one.fail(problem)
+                self.cancel(one)
+
+        while self._busy is not None and self._busy.step == step:
+            await self._changed.wait()
+
+    def end(self, because: BaseException | None) -> None:
+        """See `Promotions.end`."""
+        left = [one for one in (self._waiting, self._busy, *self._superseded) if one is not None]
+        self._waiting, self._superseded = None, []
+        for one in left:
+            problem = (
+                f"the CheckpointManager was left before step {one.step} was copied to {self._level.path!r}"
+            )
+            one.fail(SaveCancelledError(problem) if because is None else because, is_seen=True)
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = Event()
+
+    @property
+    def _events(self) -> BoundLogger:
+        return self._level.engine.events
