@@ -33,15 +33,28 @@ __all__ = (
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, final, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    final,
+    runtime_checkable,
+)
 
 from penstock.kernel.protocols.capability import Capability
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import Leaf
-from penstock.kernel.protocols.reads import Destination, Read, WholeChunks
-from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
-from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.written import Document, Written, WrittenLeaves
+
+if TYPE_CHECKING:
+    # What only opens a checkpoint waits for none of these.
+    from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
+    from penstock.kernel.protocols.leaf_handlers import Leaf
+    from penstock.kernel.protocols.reads import Destination, Read, WholeChunks
+    from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
+    from penstock.kernel.protocols.stores import Store
+    from penstock.kernel.protocols.written import Document, Written, WrittenLeaves
 
 ItemKind: TypeAlias = Literal["tree", "array"]
 

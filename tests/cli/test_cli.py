@@ -61,7 +61,12 @@ except SystemExit as end:
 
 
 _NEVER = ("tensorstore", "matplotlib", "rich", "pygments", "argcomplete", "structlog", "difflib")
-_OF_SAVES = ("penstock.checkpointer", "penstock.reports")
+_OF_SAVES = (
+    "penstock.checkpointer",
+    "penstock.reports",
+    "penstock.config.config",
+    "penstock.steps.keep_policies",
+)
 """What a command that looks needs not: jax besides, which takes a second of the processor."""
 
 
