@@ -506,10 +506,11 @@ def decode_keys(
         return found, inherited
 
     keys: list[bytes] = []
-    key, position = before, 0
+    key, position, n_before = before, 0, len(before)
     for first, suffix in zip((0, *shared), suffixes, strict=True):
-        key = key[: len(before) + first] + encoded[position : position + suffix]
-        position += suffix
+        end = position + suffix
+        key = key[: n_before + first] + encoded[position:end]
+        position = end
         keys.append(key)
 
     if not all(map(lt, keys, islice(keys, 1, None))):

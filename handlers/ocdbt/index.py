@@ -190,15 +190,11 @@ class Index(Mapping[bytes, Value]):
 
         return Indirect(self.files[file], offset, length)
 
-    def inline_values(self, rows: list[int]) -> list[bytes | None]:
-        """Return the inline values of many rows; None for a value in a data file."""
-        ids, offsets = self.ids[rows], self.offsets[rows]
-        ends = offsets + self.lengths[rows]
-        inline = self._inline
-        return [
-            inline[start:end] if file < 0 else None
-            for file, start, end in zip(ids.tolist(), offsets.tolist(), ends.tolist(), strict=True)
-        ]
+    def inline_places(self, rows: list[int]) -> list[int]:
+        """Number the values of many rows: alike for equal inline ones, -1 for empty and for all others."""
+        is_inline = (self.ids[rows] < 0) & (self.lengths[rows] > 0)
+        places: list[int] = np.where(is_inline, self.offsets[rows], -1).tolist()
+        return places
 
     @property
     def inline_nbytes(self) -> int:

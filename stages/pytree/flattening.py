@@ -252,6 +252,7 @@ def _inner(nodes: dict[KeyPath, _Node], path: KeyPath, kinds: tuple[KeyKind, ...
         if below is None:
             assert key not in node.children, "a leaf has children"
             below = nodes[path[:depth]] = node.children[key] = _Node()
+            node.inner.append(key)
             node.kinds.add(kind)
 
         node = below
@@ -260,18 +261,22 @@ def _inner(nodes: dict[KeyPath, _Node], path: KeyPath, kinds: tuple[KeyKind, ...
 
 
 class _Node:
-    __slots__ = ("children", "kinds")
+    __slots__ = ("children", "inner", "kinds")
 
     def __init__(self) -> None:
         self.children: dict[str, object] = {}
+        self.inner: list[str] = []  # the keys of nodes
         self.kinds: set[KeyKind] = set()
 
     def build(self) -> object:
-        built = {
-            key: value.build() if isinstance(value, _Node) else value for key, value in self.children.items()
-        }
+        built = self.children
+        for key in self.inner:
+            built[key] = cast("_Node", built[key]).build()
+        if len(self.kinds) != 1 or self.kinds == {_MAPPING}:
+            return built
+
         indices = [str(index) for index in range(len(built))]
-        if len(self.kinds) != 1 or self.kinds == {_MAPPING} or built.keys() != set(indices):
+        if built.keys() != set(indices):
             return built
 
         items = [built[index] for index in indices]

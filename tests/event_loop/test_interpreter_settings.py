@@ -14,6 +14,7 @@ from anyio import create_task_group, fail_after
 
 from penstock.config import LoopOptions
 from penstock.event_loop.interpreter_settings import (
+    MOST_PERIODS,
     NET_ALLOCATIONS,
     SWITCH_INTERVAL_S,
     Setting,
@@ -75,6 +76,20 @@ async def test_a_long_operation_gives_the_settings_back_before_its_end() -> None
             with calm_interpreter(tasks, BOTH, most_s=0):
                 while changed() != (False, False):
                     await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.usefixtures("thawed")
+async def test_settings_stay_while_objects_are_made_by_the_ten_thousand_but_not_for_ever() -> None:
+    period = 0.02
+    with fail_after(20):
+        async with create_task_group() as tasks:
+            with calm_interpreter(tasks, BOTH, most_s=period):
+                since, many = anyio.current_time(), list[object]()
+                while changed() == (True, True):
+                    many = [[many] for _ in range(2 * NET_ALLOCATIONS)]
+                    await anyio.lowlevel.checkpoint()
+
+    assert anyio.current_time() - since >= MOST_PERIODS * period
 
 
 async def test_what_somebody_else_sets_meanwhile_stays(

@@ -276,6 +276,7 @@ def find_formats(
     """
     found: list[ArrayFormat | None] = [None] * len(names)
     known: dict[bytes, ArrayFormat] = {}
+    placed: dict[int, ArrayFormat] = {}  # the same, by the place of the value in the index
     files: dict[str, bytes] = {}  # data files that were compared as a whole
     all_inline = True
     row_of = index.rows.get
@@ -285,22 +286,25 @@ def find_formats(
             keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in some]
             rows = [row_of(key.encode()) for key in keys]  # a `map` would hold the interpreter to its end
             there = [number for number, row in enumerate(rows) if row is not None]
-            values = index.inline_values([row for row in rows if row is not None])
-            for number, value in zip(there, values, strict=True):
-                at, data = some[number], value
-                if data is None:
-                    all_inline = False
-                    data = _far_value(sealed, index, keys[number], files)
-
-                form = known.get(data)
+            places = index.inline_places([row for row in rows if row is not None])
+            for number, place in zip(there, places, strict=True):
+                form = placed.get(place)
                 if form is None:
-                    try:
-                        form = known[data] = zarr.decode(os.path.join(sealed.directory, keys[number]), data)
-                    except CorruptCheckpointError as error:
-                        error.key_path = show_key_path(tree.keys[at], tree.kinds[at])
-                        raise
+                    at, key = some[number], keys[number]
+                    value = index[key.encode()]
+                    all_inline = all_inline and isinstance(value, Inline)
+                    data = value.value if isinstance(value, Inline) else _far_value(sealed, index, key, files)
+                    form = known.get(data)
+                    if form is None:
+                        try:
+                            form = known[data] = zarr.decode(os.path.join(sealed.directory, key), data)
+                        except CorruptCheckpointError as error:
+                            error.key_path = show_key_path(tree.keys[at], tree.kinds[at])
+                            raise
+                    if place >= 0:
+                        placed[place] = form
 
-                found[at] = form
+                found[some[number]] = form
 
             some = [at for at, row in zip(some, rows, strict=True) if row is None]
 
