@@ -317,6 +317,7 @@ IS_ALSO_ABOUT = {
     "handlers/layouts/test_discovery.py": ("inspection",),
     "interop": ("handlers.formats",),
     "keeper": ("handlers.stores", "kernel.memory"),
+    "keeper/test_memory_tier.py": ("steps",),
     "kernel/messages/test_read_leaves.py": ("kernel.concurrency",),
     "kernel/protocols/test_shared_checks.py": ("handlers.formats",),
     "orbax_face/test_joint_builds.py": ("checkpointer",),

@@ -355,10 +355,10 @@ async def test_a_tier_serves_one_root(paths: Paths, tmp_path: Path) -> None:
         await other.__aenter__()
 
     found = json.loads((paths.tier / "_PENSTOCK_TIER.json").read_text())
-    assert found == {"root": str(paths.root)}
+    assert found == {"root": str(paths.root), "tiers": [str(paths.tier)], "names": [None, None]}
 
 
-@pytest.mark.parametrize("tiers", [3, "memory", [3], ["/nvme"]])
+@pytest.mark.parametrize("tiers", [3, "disk", [3], ["/nvme"]])
 def test_what_is_no_tier_is_refused(tiers: Any, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="tier"):
         CheckpointManager(tmp_path, tiers=tiers)

@@ -12,10 +12,13 @@ import errno
 import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain, repeat
+from subprocess import DEVNULL
 from typing import Final, Literal, final
 
 from anyio import (
@@ -24,6 +27,7 @@ from anyio import (
     Lock,
     create_task_group,
     move_on_after,
+    run_process,
     sleep,
     to_thread,
     wait_readable,
@@ -32,7 +36,6 @@ from anyio import (
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from penstock import __version__
 from penstock.handlers.stores.keeper.messages import (
     MOST_DOCUMENT_BYTES,
     Create,
@@ -73,6 +76,7 @@ _POOL_S: Final = 30.0
 """So long after the last client has gone, no file is ready any more: no save is near."""
 
 _AGAIN_S: Final = 0.1
+_TRY_AGAIN_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 _READY_FROM: Final = 2**20  # smaller files are as quick without
 
 
@@ -236,10 +240,37 @@ class Keeper:
                 await client.send(encode_refusal(Refused(errno.EPROTO, str(error))))
         finally:
             client.ended = "broken" if is_broken else "released"
+            left = self._tree.written_by(client) if is_broken else None
             self._tree.release(client, is_broken=is_broken)
+            if left is not None and self._tasks is not None:
+                self._tasks.start_soon(self._finish_steps, left)
+
             client.close()
             self._count(-1)
             await self._close_given_back()
+
+    async def _finish_steps(self, path: str) -> None:
+        """Have the steps of a manager that died brought to where they should be, by a process for that.
+
+        That needs stores, credentials and arrays, and so it is not done here. What fails is tried again,
+        until another manager writes there.
+        """
+        for wait_s in chain(_TRY_AGAIN_S, repeat(_TRY_AGAIN_S[-1])):
+            if not self._tree.owes(path):
+                return
+
+            done = await run_process(
+                [sys.executable, "-P", "-m", "penstock.steps.finishing", f"keeper:///{path}"],
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                stderr=DEVNULL,
+                check=False,
+                env={**os.environ, "PENSTOCK_STORE__KEEPER__SOCKET": self._path},
+            )
+            if done.returncode != 1:  # it is done, or never will be
+                return
+
+            await sleep(wait_s)
 
     def _count(self, change: int) -> None:
         self._n_clients += change
@@ -456,7 +487,7 @@ class Keeper:
         pool, documents = self._pool, self._tree.document_bytes
         return StatusAnswer(
             pid=os.getpid(),
-            version=__version__,
+            version=_version(),
             socket=self._path,
             uptime_s=time.monotonic() - self._began,
             limit_bytes=pool.limit,
@@ -470,3 +501,9 @@ class Keeper:
             n_connections=self._n_clients,
             steps=list(self._tree.steps()),
         )
+
+
+def _version() -> str:
+    from importlib.metadata import version  # it takes as long as all else that a keeper does until it listens
+
+    return version("penstock")

@@ -34,6 +34,12 @@ class Refusal(Exception):
         self.errno, self.problem = errno, problem
 
 
+WRITER: Final = ".penstock-writer"
+TIER_FILE: Final = "_PENSTOCK_TIER.json"
+"""The names that a manager of steps uses, as `writer_hold` and `promotion` have them: to import those would
+double the memory of a keeper."""
+
+
 class Holder(Protocol):
     """A connection, as far as it holds something."""
 
@@ -200,11 +206,39 @@ class Tree:
         return [file for file in found if file.data is None]
 
     def _all_files(self, directory: Directory, *, outside: bool = False) -> Iterator[File]:
-        for below in directory.entries.values():
+        for name, below in directory.entries.items():
             if isinstance(below, File):
-                yield below
+                if not (outside and name == TIER_FILE):
+                    yield below
             elif not (outside and below.is_elsewhere):
                 yield from self._all_files(below, outside=outside)
+
+    def written_by(self, holder: Holder) -> str | None:
+        """Return the directory of steps that a connection alone may write into; None if there is none."""
+        held = self._held.get(holder)
+        if held is None or held.name != WRITER or held.alone is not holder or held.parent is None:
+            return None
+
+        names: list[str] = []
+        above: Directory | None = held.parent
+        while above is not None and above.name:
+            names.append(above.name)
+            above = above.parent
+
+        return "/".join(reversed(names))
+
+    def owes(self, path: str) -> bool:
+        """True if a directory of steps has one that no other tier has, and nobody writes there any more."""
+        directory = self.find(path)
+        if not isinstance(directory, Directory):
+            return False
+
+        writer = directory.entries.get(WRITER)  # a manager that died leaves it, and holds it no more
+        if isinstance(writer, Directory) and writer.alone is not None:
+            return False
+
+        below = [step for step in directory.entries.values() if isinstance(step, Directory)]
+        return any(step.published is not None and not step.is_elsewhere for step in below)
 
     # Changing.
 

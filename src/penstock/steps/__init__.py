@@ -25,6 +25,7 @@ __all__ = (
     "KeepPolicy",
     "KeepRecent",
     "KeepSteps",
+    "Memory",
     "NameFormat",
     "Never",
     "OnPreemption",
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from penstock.steps.step_contents import StepMetadata
     from penstock.steps.step_names import AnyNames, NameFormat, StepNames
     from penstock.steps.step_watch import Watch, watch
-    from penstock.steps.tiers import Disk
+    from penstock.steps.tiers import Disk, Memory
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -118,6 +119,6 @@ else:
                 "Watch",
                 "watch",
             ),
-            "penstock.steps.tiers": ("Disk",),
+            "penstock.steps.tiers": ("Disk", "Memory"),
         },
     )

@@ -108,7 +108,7 @@ class CheckpointManager(AsyncOnly):
         clean: Whether the leftovers of crashed saves are removed from `root` on opening.
         link: Whether arrays that an earlier step already holds are linked instead of written again.
         tiers: Where steps are saved first, and copied on from there to `root` in the background:
-            `Disk("/nvme/run")`, or several, the nearest first.
+            `Disk("/nvme/run")`, `Memory()` (or `"memory"`), or several, the nearest first.
         sigterm: Whether SIGTERM triggers `OnPreemption` instead of ending the process; by default if
             `save_when` contains it.
         checkpointer: An open Checkpointer that saves and restores, to share its memory budget.
@@ -134,7 +134,7 @@ class CheckpointManager(AsyncOnly):
         read_only: bool = False,
         clean: bool = True,
         link: bool = True,
-        tiers: Tier | Iterable[Tier] = (),
+        tiers: Tier | Iterable[Tier] | Literal["memory"] = (),
         sigterm: bool | None = None,
         checkpointer: Checkpointer | None = None,
         config: Config | Path | None = None,

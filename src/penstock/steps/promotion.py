@@ -12,7 +12,8 @@ __all__ = ("HeldSteps", "Level", "Promoting", "Promotions")
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, final
@@ -23,15 +24,18 @@ from structlog.stdlib import BoundLogger
 
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.save_future import SavePromise
+from penstock.handlers.stores.keeper.keeper_store import KeeperStore
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import (
     CorruptCheckpointError,
+    KeeperLostError,
     NotACheckpointError,
     PathError,
     PenstockError,
     ReplacedError,
     RootInUseError,
     SaveCancelledError,
+    SpecError,
     StorageError,
 )
 from penstock.kernel.pipeline.failures import without_frame
@@ -42,7 +46,8 @@ from penstock.steps.open_steps import OpenSteps
 from penstock.steps.opened_root import RootOptions
 from penstock.steps.save_decisions import SaveDecisions
 from penstock.steps.save_policies import SavePolicy
-from penstock.steps.step_names import NameFormat
+from penstock.steps.step_names import NameFormat, StepNames
+from penstock.steps.tiers import Memory, Tier
 from penstock.verification.copying import COPY_WORKERS, CheckpointCopier, is_same_checkpoint
 
 WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
@@ -63,6 +68,11 @@ class Level:
         save_when: Which steps come here.
         options: The way in which the directory is used.
         there: Returns the steps that are here or coming, and whether one is coming; see `SaveDecisions`.
+        tier: What it is; None for the root.
+
+    Raises:
+        ConfigError: If this system has no such tier.
+        SpecError: If the caller's own store is to be one in memory.
     """
 
     def __init__(
@@ -73,9 +83,14 @@ class Level:
         save_when: SavePolicy,
         options: RootOptions,
         there: Callable[[Level], tuple[Sequence[int], bool]],
+        tier: Tier | None = None,
     ) -> None:
         self.path = path
         self.engine = engine.at(path)
+        self._tier, self._writes = tier, options.writes
+        if isinstance(tier, Memory) and self._keeper is None:
+            raise SpecError("a tier in memory is in the keeper's store; leave out store=, or use Disk")
+
         self.opened = OpenSteps(self.engine, path, NamedSteps(self.engine.store, path, names), options)
         self.catalogue, self.retention = self.opened.catalogue, self.opened.retention
         self.decisions = SaveDecisions(save_when, partial(there, self), self.opened.root.job)
@@ -96,32 +111,93 @@ class Level:
         steps = self.catalogue.steps
         return [step for step in steps if step not in self.not_durable] if self.not_durable else steps
 
-    def bind(self, root: str, writes: bool) -> None:
-        """Note which root this tier serves. Blocking.
+    @asynccontextmanager
+    async def live(self, record: TierRecord) -> AsyncGenerator[None]:
+        """Open a tier; a keeper is started if there is none.
+
+        Args:
+            record: Written there, for those who come after a crash.
 
         Raises:
-            PathError: If it serves another one: its steps are not of this run.
-            StorageError: If the medium refuses.
+            KeeperLostError: If it cannot be started, or does not answer.
+            PathError: If the tier serves another root: its steps are not of this run.
+            PenstockError: As `OpenSteps.live`.
         """
+        keeper = self._keeper
+        if keeper is not None and isinstance(self._tier, Memory) and self._writes:
+            from penstock.keeper.starting import ensure_keeper  # no other tier needs it
+
+            limit = self._tier.limit_bytes
+            await ensure_keeper(keeper.socket, limit_bytes="auto" if isinstance(limit, str) else limit)
+
+        await self.opened.reading.run(self._bind, record)
+        async with self.opened.live():
+            yield
+
+    async def note_elsewhere(self, step: int) -> None:
+        """Say to the keeper, if the steps are in one, that another tier has a step now."""
+        keeper = self._keeper
+        if keeper is not None:
+            with suppress(StorageError):  # it is lost, and the step is elsewhere
+                await self.opened.reading.run(keeper.note_elsewhere, self.catalogue.path(step))
+
+    async def forget_if_gone(self, step: int) -> bool:
+        """True if a step is no longer where it was, as in a keeper that has ended; then it is forgotten."""
+        try:
+            is_gone = await self.opened.reading.run(self.engine.store.kind, self.catalogue.path(step)) is None
+        except KeeperLostError as lost:
+            is_gone = lost.is_absent
+        except StorageError:
+            is_gone = False
+
+        if is_gone:
+            self.catalogue.remove([step])
+
+        return is_gone
+
+    @property
+    def _keeper(self) -> KeeperStore | None:
+        store = self.engine.store
+        return store if isinstance(store, KeeperStore) else None
+
+    def _bind(self, record: TierRecord) -> None:
         store, file = self.engine.store, os.path.join(self.path, TIER_FILE)
         found = store.read_files([file])[0]
-        if found is None:
-            if writes:
-                store.make_directory(self.path)
-                store.write_file(file, json.dumps({"root": root}).encode())
-                store.sync_directory(self.path)
-            return
+        served = record.root if found is None else TierRecord.decode(found).root
+        if served != record.root:
+            problem = f"is a tier of {served or 'a root that its file does not name'}, not of {record.root}"
+            advice = f"use another directory, or remove {TIER_FILE} with the steps in it"
+            raise PathError(self.path, f"{problem}; {advice}")
 
+        if self._writes and record.encode() != found:
+            store.make_directory(self.path)
+            store.write_file(file, record.encode())
+            store.sync_directory(self.path)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TierRecord:
+    """What is written in the directory of a tier, for whoever comes after a crash."""
+
+    root: str  #: that it serves; empty if it is not known
+    tiers: tuple[str, ...] = ()  #: the directories of all of its tiers, the nearest first
+    names: StepNames | None = None  #: of step directories; None if they have a format of the caller's
+
+    def encode(self) -> bytes:
+        """Return the file."""
+        names = None if self.names is None else [self.names.prefix, self.names.digits]
+        return json.dumps({"root": self.root, "tiers": self.tiers, "names": names}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> TierRecord:
+        """Read the file; what is no such file names no root."""
         try:
-            served = json.loads(found)["root"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            served = "a root that its file does not name"
-
-        if served != root:
-            problem = (
-                f"is a tier of {served}, not of {root}; use another directory, or remove {TIER_FILE} with"
-            )
-            raise PathError(self.path, f"{problem} the steps in it")
+            told = json.loads(data)
+            names = None if told["names"] is None else StepNames(*told["names"])
+            return cls(str(told["root"]), tuple(map(str, told["tiers"])), names)
+        except (ValueError, TypeError, KeyError, RecursionError):  # a SpecError of the names is a ValueError
+            return cls("")
 
 
 @final
@@ -133,20 +209,20 @@ class HeldSteps:
     """
 
     def __init__(self, levels: Sequence[Level]) -> None:
-        self._levels = levels
+        self.levels = levels
 
     @property
     def steps(self) -> Sequence[int]:
         """All of them, ascending."""
-        if len(self._levels) == 1:
-            return self._levels[0].catalogue.steps
+        if len(self.levels) == 1:
+            return self.levels[0].catalogue.steps
 
-        return tuple(sorted({step for level in self._levels for step in level.catalogue.steps}))
+        return tuple(sorted({step for level in self.levels for step in level.catalogue.steps}))
 
     @property
     def latest(self) -> int | None:
         """The last one; None if there is none."""
-        return max((steps[-1] for level in self._levels if (steps := level.catalogue.steps)), default=None)
+        return max((steps[-1] for level in self.levels if (steps := level.catalogue.steps)), default=None)
 
     def require_latest(self) -> int:
         """Return the last one.
@@ -155,14 +231,14 @@ class HeldSteps:
             NotACheckpointError: If there is none.
         """
         latest = self.latest
-        return self._levels[-1].catalogue.require_latest() if latest is None else latest
+        return self.levels[-1].catalogue.require_latest() if latest is None else latest
 
     def __contains__(self, step: int) -> bool:
-        return any(step in level.catalogue for level in self._levels)
+        return any(step in level.catalogue for level in self.levels)
 
     def holders(self, step: int) -> Sequence[Level]:
         """Return the levels that have a step, the nearest first; the root if none has."""
-        return [level for level in self._levels if step in level.catalogue] or self._levels[-1:]
+        return [level for level in self.levels if step in level.catalogue] or self.levels[-1:]
 
     def path(self, step: int) -> str:
         """The directory of a step, in the nearest level that has it."""
@@ -184,7 +260,7 @@ class HeldSteps:
 
     def snapshot(self) -> dict[Level, Mapping[int, str]]:
         """Return number and name of each step of each level; a copy."""
-        return {level: level.catalogue.snapshot() for level in self._levels}
+        return {level: level.catalogue.snapshot() for level in self.levels}
 
 
 @final
@@ -481,6 +557,11 @@ class _Promoter:
                 self._events.error("step.damaged", path=path, error=repr(error))
                 damage = damage or error
                 continue
+            except StorageError:
+                if await source.forget_if_gone(step):
+                    continue
+
+                raise
 
             level.catalogue.add(step, level.catalogue.name(step))
             return nbytes
@@ -510,6 +591,7 @@ class _Promoter:
         self._is_there = True  # from here on it may be deleted where it came from
         for level in (self._level, *self._nearer):
             if step in level.catalogue:
+                await level.note_elsewhere(step)
                 await self._after(level, step)
 
     async def settle(self) -> None:

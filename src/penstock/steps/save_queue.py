@@ -24,7 +24,9 @@ from penstock.handlers.stores.publishing.workspace import how_to_replace
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ClosedError,
+    ConfigError,
     CorruptCheckpointError,
+    KeeperLostError,
     NoSpaceError,
     NotACheckpointError,
     OlderStepError,
@@ -37,13 +39,13 @@ from penstock.kernel.pipeline.pipeline import Milestone
 from penstock.kernel.pipeline.run_context import BaseIfWhole, SaveRequest
 from penstock.steps.keep_policies import Metric, Mode, Needs, as_keep_policy
 from penstock.steps.opened_root import RootOptions
-from penstock.steps.promotion import HeldSteps, Level, Promotions
+from penstock.steps.promotion import HeldSteps, Level, Promotions, TierRecord
 from penstock.steps.save_decisions import hear_sigterm
 from penstock.steps.save_policies import SavePolicy, as_save_policy
 from penstock.steps.step_contents import step_items
 from penstock.steps.step_metrics import RankedMetrics, best_step
-from penstock.steps.step_names import NameFormat
-from penstock.steps.tiers import Tier
+from penstock.steps.step_names import NameFormat, StepNames
+from penstock.steps.tiers import Memory, Tier, path_of
 
 T = TypeVar("T")
 _METRICS: Final[Needs] = frozenset({"metrics"})
@@ -99,30 +101,35 @@ class StepSaves:
 
         self._root, self._writes = root, options.writes
         self._link = link
+        self._names = names if isinstance(names, StepNames) else None
         self._pending: dict[int, _Pending] = {}
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
         owing = replace(options, is_owed=self._is_owed if tiers else None)
-        uses = [
-            (
-                str(tier.path),
-                as_save_policy(tier.save_when),
-                replace(owing, keep=as_keep_policy(tier.keep), metadata=None),
-            )
-            for tier in tiers
-        ]
-        uses.append((root, save_when, owing))
-        self.levels = [
-            Level(checkpointer.engine, path, names, policy, used, self._known_steps)
-            for path, policy, used in uses
-        ]
+        self.levels: list[Level] = []
         """Where steps are, the nearest first; the last one is the root."""
+        for tier in tiers:
+            used = replace(owing, keep=as_keep_policy(tier.keep), metadata=None)
+            place, policy = path_of(tier, root), as_save_policy(tier.save_when)
+            try:
+                level = Level(checkpointer.engine, place, names, policy, used, self._known_steps, tier)
+            except ConfigError as error:
+                if not isinstance(tier, Memory):
+                    raise
+
+                # This system has no keepers. What a program says of one that has need not be changed.
+                self._events.warning("step.tier_absent", tier=place, error=repr(error))
+            else:
+                self.levels.append(level)
+
+        self.levels.append(Level(checkpointer.engine, root, names, save_when, owing, self._known_steps))
         self._promotions = Promotions(self.levels, self._delete_what_goes)
         self.held = HeldSteps(self.levels)  #: the steps of all of them
         self.reading = self.levels[-1].opened.reading  #: threads for what only reads
         infos = partial(self.held.infos, _METRICS)
-        self._ranked = [RankedMetrics(used.keep, infos, self._events) for _, _, used in uses]
+        keeps = [options.keep, *[as_keep_policy(tier.keep) for tier in tiers]]
+        self._ranked = [RankedMetrics(keep, infos, self._events) for keep in keeps]
 
     async def load(self) -> None:
         """List all levels again. In a job of several processes all of them call this."""
@@ -156,9 +163,14 @@ class StepSaves:
             if owned is not None:
                 await opened.enter_async_context(owned)
 
+            record = TierRecord(self._root, tuple([level.path for level in self.levels[:-1]]), self._names)
             for level in self.levels[:-1]:
-                await self.reading.run(level.bind, self._root, self._writes)
-                await opened.enter_async_context(level.opened.live())
+                try:
+                    await opened.enter_async_context(level.live(record))
+                except KeeperLostError as error:  # the next tier does without
+                    self._events.warning("step.tier_absent", tier=level.path, error=repr(error))
+                    self.levels = self.held.levels = [each for each in self.levels if each is not level]
+                    self._promotions = Promotions(self.levels, self._delete_what_goes)
 
             tasks = await opened.enter_async_context(self.levels[-1].opened.live(self._raise_on_leaving))
             if sigterm:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ("Disk", "as_tiers")
+__all__ = ("Disk", "Memory", "Tier", "as_tiers", "path_of")
 
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeAlias, cast, final
+from typing import Final, Literal, TypeAlias, cast, final
 
-from penstock.handlers.stores.publishing.paths import path_or_url
+from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
 from penstock.kernel.errors import SpecError
+from penstock.kernel.options import fit
 from penstock.steps.keep_policies import KeepPolicy, as_keep_policy
 from penstock.steps.save_policies import SavePolicy, as_save_policy
 
-DEFAULT_KEEP = 2
+DEFAULT_KEEP: Final = 2
 """One step is whole while the next one is copied on."""
 
 
@@ -53,17 +54,56 @@ class Disk:
         object.__setattr__(self, "save_when", as_save_policy(self.save_when))
 
 
-Tier: TypeAlias = Disk
+@final
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of this machine, held by a keeper: a process that outlives the training.
+
+    The keeper is started when the manager is opened, unless one runs. It needs Linux, and memory for two
+    steps more than it keeps. Where there can be none, or it is lost, steps are saved into the next tier.
+
+    ```python
+    CheckpointManager("s3://bucket/run", tiers=Memory(keep=2))   # or tiers="memory"
+    ```
+
+    Attributes:
+        keep: As of `Disk`.
+        save_when: As of `Disk`.
+        limit_bytes: How much memory its keeper may take: a number, or a text such as `"64GiB"`; `"auto"` for
+            half of what is free. One that runs already keeps its own limit.
+
+    Raises:
+        SpecError: If an option does not fit.
+    """
+
+    keep: KeepPolicy | int = DEFAULT_KEEP
+    save_when: SavePolicy | int | None = None
+    limit_bytes: int | str = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keep", as_keep_policy(self.keep))
+        object.__setattr__(self, "save_when", as_save_policy(self.save_when))
+        try:
+            limit = fit(self.limit_bytes, int | Literal["auto"], "limit_bytes", positive=True)
+        except ValueError as error:
+            raise SpecError(f"limit_bytes of a tier in memory {error}") from None
+
+        object.__setattr__(self, "limit_bytes", limit)
 
 
-def as_tiers(given: Tier | Iterable[Tier], root: str) -> Sequence[Tier]:
+Tier: TypeAlias = Disk | Memory
+
+
+def as_tiers(given: Tier | Iterable[Tier] | Literal["memory"], root: str) -> Sequence[Tier]:
     """Return the tiers before a root, the nearest first.
 
     Raises:
         SpecError: If something is no tier, or two are in one place.
     """
-    if isinstance(given, Disk):
-        tiers: tuple[Tier, ...] = (given,)
+    if given == "memory":
+        tiers: tuple[Tier, ...] = (Memory(),)
+    elif isinstance(given, Disk | Memory):
+        tiers = (given,)
     elif isinstance(cast("object", given), Iterable) and not isinstance(given, str):
         tiers = tuple(given)
     else:
@@ -72,11 +112,21 @@ def as_tiers(given: Tier | Iterable[Tier], root: str) -> Sequence[Tier]:
         )
 
     for tier in tiers:
-        if not isinstance(cast("object", tier), Disk):
+        if not isinstance(cast("object", tier), Disk | Memory):
             raise SpecError(f"a tier is a value such as Disk('/nvme/run'), not {tier!r}")
 
-    for one, other in combinations([*[str(tier.path) for tier in tiers], root], 2):
+    for one, other in combinations([*[path_of(tier, root) for tier in tiers], root], 2):
         if one == other or one.startswith(os.path.join(other, "")) or other.startswith(os.path.join(one, "")):
             raise SpecError(f"tiers and the root need directories apart from each other: {one!r}, {other!r}")
 
     return tiers
+
+
+def path_of(tier: Tier, root: str) -> str:
+    """Return the directory of a tier of a root."""
+    if isinstance(tier, Disk):
+        return str(tier.path)
+
+    scheme = scheme_of(root)  # the keeper has the steps of many roots
+    inside = f"local{root}" if scheme is None else f"{scheme}/{root.partition('://')[2]}"
+    return path_or_url(f"keeper:///{inside}")

@@ -1,0 +1,175 @@
+"""The tier in memory: what a killed training finds again, and what a lost keeper costs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.keeper.conftest import RunningKeeper, Start
+
+import penstock
+from penstock.errors import SpecError
+from penstock.handlers import LocalStore
+from penstock.handlers.stores.publishing.writer_hold import WRITER
+from penstock.keeper import tree
+from penstock.steps import CheckpointManager, Disk, Memory
+from penstock.steps.promotion import TIER_FILE
+from penstock.testing import FaultyStore
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240), pytest.mark.anyio]
+
+AssertSame = Callable[[Any, Any], None]
+
+
+def state(fill: int) -> dict[str, Any]:
+    return {"w": np.full(300_000, fill, np.float32), "n": fill}
+
+
+@pytest.fixture
+def keeper(start: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningKeeper]:
+    """The keeper that the configuration names."""
+    keeper = start()
+    monkeypatch.setenv("PENSTOCK_STORE__KEEPER__SOCKET", keeper.socket)
+    yield keeper
+    keeper.send(signal.SIGCONT)
+
+
+def steps(root: Path) -> list[int]:
+    return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit())
+
+
+async def begin(manager: CheckpointManager, step: int) -> penstock.SaveFuture:
+    save = await manager.save(step, state(step))
+    assert save is not None
+    return save
+
+
+async def test_a_step_is_kept_in_memory_and_then_in_the_root(
+    keeper: RunningKeeper, tmp_path: Path, assert_same: AssertSame
+) -> None:
+    root = tmp_path / "run"
+    async with CheckpointManager(root, tiers="memory") as manager:
+        for step in (1, 2, 3):
+            save = await begin(manager, step)
+            await save.kept()
+            report = await save
+
+        assert report.path == str(root / "3")
+        assert_same(await manager.restore(3, mmap=True, verify=True), state(3))
+        await manager.wait()
+
+    status = keeper.store().status()
+    assert [step.path for step in status.steps] == [f"local{root}/{step}" for step in (2, 3)]
+    assert steps(root) == [1, 2, 3]
+    keeper.store().stop()  # all of it is elsewhere
+
+
+TRAINING = """
+import anyio, sys
+import numpy as np
+from penstock.steps import CheckpointManager, Memory
+from penstock.handlers import LocalStore
+
+async def train(root):
+    async with CheckpointManager(root, tiers=Memory(keep=2)) as manager:
+        for step in range(1, 1000):
+            state = {"w": np.full(300_000, step, np.float32), "n": step}
+            await (await manager.save(step, state)).kept()
+            print(step, flush=True)
+
+anyio.run(train, sys.argv[1])
+"""
+
+
+def killed_after(n_kept: int, root: Path) -> int:
+    """Train until so many steps were kept, and kill the training; return the last that it called kept."""
+    command = [sys.executable, "-c", TRAINING, str(root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        kept = next(step for line in training.stdout if (step := int(line)) == n_kept)
+        training.kill()
+        return max([kept, *map(int, training.stdout.read().split())])
+
+
+async def test_a_killed_training_loses_no_step_that_was_kept(
+    keeper: RunningKeeper, tmp_path: Path, assert_same: AssertSame
+) -> None:
+    root = tmp_path / "run"
+    kept = killed_after(5, root)
+    async with CheckpointManager(root, tiers="memory") as manager:
+        latest = manager.latest_step()
+        assert latest in (kept, kept + 1)  # the last one may have been kept, and not told
+        assert_same(await manager.restore(), state(latest))
+        await manager.wait()
+
+    assert steps(root)[-1] == latest
+
+
+async def test_a_keeper_finishes_the_saves_of_a_killed_training(
+    keeper: RunningKeeper, tmp_path: Path, assert_same: AssertSame
+) -> None:
+    root = tmp_path / "run"
+    kept = killed_after(3, root)
+    async for step in penstock.watch(root, timeout_s=100):
+        if step >= kept:
+            break
+
+    async with CheckpointManager(root, read_only=True) as manager:
+        latest = manager.latest_step()
+        assert latest in (kept, kept + 1)
+        assert_same(await manager.restore(), state(latest))
+
+
+def test_the_keeper_knows_the_names_that_managers_use() -> None:
+    assert (tree.WRITER, tree.TIER_FILE) == (WRITER, TIER_FILE)
+
+
+async def test_a_lost_keeper_costs_no_save(
+    keeper: RunningKeeper, tmp_path: Path, assert_same: AssertSame, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "run"
+    async with CheckpointManager(root, tiers="memory") as manager:
+        await (await begin(manager, 1))
+        keeper.kill()
+        await (await begin(manager, 2))
+        assert_same(await manager.restore(1), state(1))  # from the root
+        assert_same(await manager.restore(2), state(2))
+        assert list(manager.all_steps()) == [1, 2]
+
+    assert "step.tier_failed" in caplog.text
+    assert steps(root) == [1, 2]
+
+
+async def test_a_disk_between_takes_what_a_lost_keeper_cannot(keeper: RunningKeeper, tmp_path: Path) -> None:
+    near, root = tmp_path / "near", tmp_path / "run"
+    async with CheckpointManager(root, tiers=[Memory(), Disk(near)]) as manager:
+        await (await begin(manager, 1))
+        keeper.send(signal.SIGSTOP)
+        keeper.kill()
+        save = await begin(manager, 2)
+        assert (await save).path == str(root / "2")
+
+    assert steps(root) == steps(near) == [1, 2]
+
+
+async def test_without_a_keeper_the_manager_does_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STORE__KEEPER__SOCKET", "/proc/no-such-folder/keeper")
+    async with CheckpointManager(tmp_path / "run", tiers="memory") as manager:
+        await (await begin(manager, 1))
+
+    assert "step.tier_absent" in caplog.text
+    assert steps(tmp_path / "run") == [1]
+
+
+async def test_memory_is_not_in_a_store_of_the_caller(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "run", tiers="memory", store=FaultyStore(LocalStore()))
+    with pytest.raises(SpecError, match="leave out store="):
+        await manager.__aenter__()
