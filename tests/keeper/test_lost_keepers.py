@@ -70,20 +70,23 @@ def test_without_a_keeper_each_operation_is_an_error(start: Start, name: str) ->
 
 def test_one_that_stands_still_is_an_error_after_the_limit_at_each_operation(start: Start) -> None:
     keeper = start()
-    store, answer_s = keeper.store(), 0.05
+    store, answer_s = keeper.store(), 0.5
     store.make_directory("/a")
     store.write_file("/a/file", b"content")
     slow = keeper.store(answer_s)
     with closing(slow.create_data_file("/a/begun")) as file:
         keeper.send(signal.SIGSTOP)
+        waited_s = list[float]()
         for name, operation in OPERATIONS.items():
             began = time.monotonic()
             with pytest.raises(KeeperLostError) as caught:
                 operation(slow, file)
 
             assert caught.value.errno == errno.ETIMEDOUT, name
-            assert time.monotonic() - began >= answer_s, "it is waited for"
+            waited_s.append(time.monotonic() - began)
 
+        assert waited_s[0] >= answer_s, "it is waited for"
+        assert min(waited_s) >= answer_s / 10, "and then for less"
         keeper.send(signal.SIGCONT)
 
     assert store.read_file("/a/file") in {b"content", b"new"}, "what was asked is done late, or not at all"

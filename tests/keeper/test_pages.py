@@ -99,6 +99,32 @@ def test_a_file_that_another_one_has_open_is_neither_lent_nor_counted_as_free(wr
     assert reserve(pool, 6 * MIB) is pages
 
 
+def test_what_readers_let_go_is_kept_ready_no_more_than_is_needed() -> None:
+    pool = pool_of()
+    pool.most_idle_bytes = 3 * MIB
+    made = [reserve(pool, 2 * MIB) for _ in range(3)]
+    users = [pages.open(writing=False) for pages in made]
+    for pages in made:
+        pool.give_back(pages)
+
+    for user in users:
+        os.close(user)
+
+    assert pool.room_bytes == 64 * MIB
+    close_all(pool.closing())
+    assert (pool.used_bytes, pool.idle_bytes) == (2 * MIB, 2 * MIB)
+
+
+def test_a_file_that_was_made_ready_in_vain_goes() -> None:
+    pool = pool_of()
+    pool.most_idle_bytes = 3 * MIB
+    back, made = reserve(pool, 2 * MIB), reserve(pool, 2 * MIB)
+    pool.give_back(back)
+    pool.add_ready(made)
+    close_all(pool.closing())
+    assert (pool.used_bytes, pool.idle_files) == (2 * MIB, 1)
+
+
 def test_what_is_ready_gives_way_to_what_is_needed_and_its_pages_are_gone() -> None:
     pool = pool_of(10 * MIB)
     pool.most_idle_bytes = 10 * MIB

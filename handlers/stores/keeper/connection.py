@@ -9,8 +9,8 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Final, TypeVar, final
 
@@ -32,6 +32,9 @@ A = TypeVar("A")
 
 LONGEST_SOCKET: Final = 107
 """Bytes of the path of a Unix socket on Linux."""
+
+_OF_THE_SILENT: Final = 10
+"""So much less is waited for one that was silent the last time: a save that fails asks many times more."""
 
 
 @final
@@ -63,6 +66,10 @@ class Connection:
         if not is_own:
             self.close()
             raise KeeperLostError(path, "the process that listens there is another user's", errno.EACCES)
+
+    def wait_at_most(self, answer_s: float) -> None:
+        """Wait so long for later answers."""
+        self._socket.settimeout(answer_s)
 
     def call(self, operation: str, path: str, request: Request, answer: type[A]) -> tuple[A, list[int]]:
         """Ask the keeper; return its answer, and the descriptors that came with it: the caller's to close.
@@ -163,12 +170,13 @@ class Connections:
         ConfigError: If the path is too long for a socket, or this system has no keepers.
     """
 
-    __slots__ = ("_answer_s", "_idle", "_lock", "_on_lost", "_pid", "path")
+    __slots__ = ("_answer_s", "_idle", "_is_silent", "_lock", "_on_lost", "_pid", "path")
 
     def __init__(
         self, path: str | None, answer_s: float, *, on_lost: Callable[[], object] = lambda: None
     ) -> None:
         self._answer_s, self._on_lost = answer_s, on_lost
+        self._is_silent = False  # since the last question
         self._lock = Lock()
         self._idle: list[Connection] = []
         self._pid = os.getpid()
@@ -186,11 +194,8 @@ class Connections:
         Raises:
             KeeperLostError: If there is no keeper.
         """
-        try:
-            return Connection(self.path, self._answer_s)
-        except KeeperLostError:
-            self._on_lost()
-            raise
+        with self._noting_silence():
+            return Connection(self.path, self._limit_s)
 
     def call(self, operation: str, path: str, request: Request, answer: type[A]) -> A:
         """Ask the keeper as `Connection.call` does, where no descriptors come with the answer."""
@@ -206,12 +211,26 @@ class Connections:
         """Ask the keeper as `Connection.call` does."""
         connection = self._taken()
         try:
-            return connection.call(operation, path, request, answer)
-        except KeeperLostError:
-            self._on_lost()
-            raise
+            with self._noting_silence():
+                connection.wait_at_most(self._limit_s)
+                found = connection.call(operation, path, request, answer)
+                self._is_silent = False
+                return found
         finally:
             self._put_back(connection)
+
+    @property
+    def _limit_s(self) -> float:
+        return self._answer_s / _OF_THE_SILENT if self._is_silent else self._answer_s
+
+    @contextmanager
+    def _noting_silence(self) -> Generator[None]:
+        try:
+            yield
+        except KeeperLostError as lost:
+            self._is_silent = lost.errno == errno.ETIMEDOUT
+            self._on_lost()
+            raise
 
     def close(self) -> None:
         """Close what is not in use. Later calls open new ones."""

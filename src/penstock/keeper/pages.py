@@ -109,27 +109,25 @@ class PagePool:
     @property
     def idle_bytes(self) -> int:
         """Bytes of files that are ready."""
-        return sum([pages.nbytes for pages in self._idle])
+        return _sum(self._idle)
 
     @property
     def lingering_bytes(self) -> int:
         """Bytes of files without a name that others still have open."""
-        return sum([pages.nbytes for pages in self._lingering])
+        return _sum(self._lingering)
 
     @property
     def used_bytes(self) -> int:
         """All bytes that have pages, or are about to."""
-        return (
-            self.lent_bytes + self.idle_bytes + self.lingering_bytes + sum([p.nbytes for p in self._closing])
-        )
+        return self.lent_bytes + self.idle_bytes + self.lingering_bytes + _sum(self._closing)
 
     @property
     def room_bytes(self) -> int:
         """How many bytes can be lent."""
         self._look_at_lingering()
-        idle = self.idle_bytes
-        below_limit = self.limit - (self.used_bytes - idle)
-        return max(0, min(below_limit, idle + max(0, self._free() - self._margin)))
+        gives_way = self.idle_bytes + _sum(self._closing)
+        below_limit = self.limit - (self.used_bytes - gives_way)
+        return max(0, min(below_limit, gives_way + max(0, self._free() - self._margin)))
 
     def take(self, expected: int) -> Pages:
         """Return a file for about so many bytes: one that is ready and fits, or a new one.
@@ -162,9 +160,9 @@ class PagePool:
         if more <= 0:
             return start, []
 
-        gave_way: list[Pages] = []
         self._look_at_lingering()
-        free = self._free() - self._margin + sum([each.nbytes for each in self._closing])
+        gave_way = self.closing()
+        free = self._free() - self._margin + _sum(gave_way)
         while self._idle and (self.used_bytes + more > self.limit or free < more):
             first = self._idle.pop(0)
             free += first.nbytes
@@ -177,7 +175,7 @@ class PagePool:
 
         self.lent_bytes += more
         pages.nbytes = end
-        return start, [*gave_way, *self.closing()]
+        return start, gave_way
 
     def unclaim(self, pages: Pages, nbytes: int) -> None:
         """Take back what was claimed beyond the first bytes, and could not be reserved."""
@@ -218,14 +216,12 @@ class PagePool:
         """Put a lent file that was never written into the pool."""
         self.lent_bytes -= pages.nbytes
         self._idle.insert(0, pages)
+        self._shrink(self.most_idle_bytes)  # others may have been given back while it was made
 
     def trim(self, most: int) -> None:
         """Keep at most so many bytes ready. The smallest files go first."""
         self._look_at_lingering()
-        while self._idle and self.idle_bytes > most:
-            smallest = min(self._idle, key=_nbytes)
-            self._idle.remove(smallest)
-            self._closing.append(smallest)
+        self._shrink(most)
 
     def lacks(self, sizes: Iterable[int]) -> list[int]:
         """Return those of some sizes for which no file is ready, the largest first."""
@@ -248,6 +244,13 @@ class PagePool:
         for pages in [each for each in self._lingering if not each.is_open_elsewhere()]:
             self._lingering.remove(pages)
             self._idle.append(pages)
+            self._shrink(self.most_idle_bytes)
+
+    def _shrink(self, most: int) -> None:
+        while self._idle and self.idle_bytes > most:
+            smallest = min(self._idle, key=_nbytes)
+            self._idle.remove(smallest)
+            self._closing.append(smallest)
 
 
 def close_all(files: Iterable[Pages]) -> None:
@@ -263,3 +266,7 @@ def close_all(files: Iterable[Pages]) -> None:
 
 def _nbytes(pages: Pages) -> int:
     return pages.nbytes
+
+
+def _sum(files: Iterable[Pages]) -> int:
+    return sum([pages.nbytes for pages in files])

@@ -454,6 +454,7 @@ class Keeper:
                 return
 
             self._pool.add_ready(pages)
+            await self._close_given_back()
             await checkpoint()
 
     async def _end_when_idle(self) -> None:

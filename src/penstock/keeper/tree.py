@@ -248,11 +248,11 @@ class Tree:
         Raises:
             Refusal: If a file is in the way.
         """
-        directory = self._root
-        for name in _names(path):
+        directory, names = self._root, _names(path)
+        for n_left, name in zip(range(len(names) - 1, -1, -1), names, strict=True):
             below = directory.entries.get(name)
             if isinstance(below, File):
-                raise Refusal(errno.EEXIST if path.endswith(name) else errno.ENOTDIR, f"{name!r} is a file")
+                raise Refusal(errno.ENOTDIR if n_left else errno.EEXIST, f"{name!r} is a file")
 
             directory = self._new_directory(directory, name) if below is None else below
 
