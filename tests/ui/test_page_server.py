@@ -23,7 +23,7 @@ from penstock.inspection.texts import one_line
 from penstock.kernel import KeyKind
 from penstock.stores import store_of
 from penstock.ui.layer_norms import LayerNorms, layers_to_measure
-from penstock.ui.page_server import PageConnection, make_app, make_server, open_socket
+from penstock.ui.page_server import make_app, make_server, open_socket
 from penstock.ui.run_reader import RunReader
 
 KEEPING = penstock.Config.load(environ={}, arguments={"telemetry": {"keep_reports": 5}})
@@ -298,11 +298,11 @@ async def test_the_page_has_no_web_sockets(root: Path) -> None:
 
 
 @asynccontextmanager
-async def served(root: Path, connection: type[PageConnection]) -> AsyncGenerator[int]:
+async def served(root: Path, **limits: Any) -> AsyncGenerator[int]:
     """Serve the page for the block; yield the port. Uvicorn runs on asyncio alone."""
     with open_socket() as listening:
         port: int = listening.getsockname()[1]
-        server = make_server(make_app([store_of(root)], port, "secret"), connection)
+        server = make_server(make_app([store_of(root)], port, "secret"), **limits)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, [listening])
             try:
@@ -315,18 +315,10 @@ ON_ASYNCIO = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 """As uvicorn runs."""
 
 
-class Quick(PageConnection):
-    request_s = 0.1
-
-
-class Few(PageConnection):
-    most = 3
-
-
 @ON_ASYNCIO
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
 async def test_who_sends_no_whole_request_is_shut_out(root: Path, sent: bytes) -> None:
-    async with served(root, Quick) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
+    async with served(root, request_s=0.1) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
         if sent:
             await stream.send(sent)
         with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
@@ -336,7 +328,7 @@ async def test_who_sends_no_whole_request_is_shut_out(root: Path, sent: bytes) -
 @ON_ASYNCIO
 async def test_a_second_request_that_stays_half_is_shut_out(root: Path) -> None:
     request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-    async with served(root, Quick) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
+    async with served(root, request_s=0.1) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
         await stream.send(request)
         assert (await stream.receive()).startswith(b"HTTP/1.1 421")
         await stream.send(request[:20])
@@ -347,7 +339,7 @@ async def test_a_second_request_that_stays_half_is_shut_out(root: Path) -> None:
 
 @ON_ASYNCIO
 async def test_connections_that_send_nothing_keep_nobody_out(root: Path) -> None:
-    async with served(root, Few) as port, AsyncExitStack() as stack:
+    async with served(root, most=3) as port, AsyncExitStack() as stack:
         idle = [
             await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)) for _ in range(10)
         ]

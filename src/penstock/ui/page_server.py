@@ -9,7 +9,6 @@ from __future__ import annotations
 
 __all__ = (
     "Guard",
-    "PageConnection",
     "Run",
     "make_app",
     "make_server",
@@ -162,15 +161,15 @@ _SCRIPTS: Final = ("page.js", "elements.js", "strips.js", "checkpoints.js", "pag
 _MOST_PIXELS: Final = 4000
 
 
-class PageConnection(H11Protocol):
+class _PageConnection(H11Protocol):
     """A connection that is closed if no whole request comes in time; uvicorn would wait for ever.
 
     Of too many connections the one that has waited longest is closed, so that those that send nothing never
     keep a browser out.
     """
 
-    request_s: ClassVar[float] = 10.0  #: from the first byte, or the connection, to the end of the headers
-    most: ClassVar[int] = 64
+    request_s: ClassVar[float]  #: from the first byte, or the connection, to the end of the headers
+    most: ClassVar[int]
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait."""
@@ -180,8 +179,8 @@ class PageConnection(H11Protocol):
         self._expect()
         if len(self.connections) > self.most:
             everyone: list[object] = list(self.connections)  # of which uvicorn does not say the type
-            waiting = [one for one in everyone if isinstance(one, PageConnection) and one.waits]
-            longest: PageConnection = min(waiting, key=attrgetter("since"), default=self)
+            waiting = [one for one in everyone if isinstance(one, _PageConnection) and one.waits]
+            longest: _PageConnection = min(waiting, key=attrgetter("since"), default=self)
             longest.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -347,10 +346,17 @@ def serve(runs: Sequence[Run], listening: socket.socket, on_ready: Callable[[str
     server.run(sockets=[listening])
 
 
-def make_server(app: ASGIApp, connection: type[PageConnection] = PageConnection) -> uvicorn.Server:
-    """Return a server that listens nowhere yet."""
+def make_server(app: ASGIApp, *, request_s: float = 10.0, most: int = 64) -> uvicorn.Server:
+    """Return a server that listens nowhere yet.
+
+    Args:
+        app: What it serves.
+        request_s: In so many seconds, from the connection or its first byte, a whole request must come.
+        most: So many connections are kept.
+    """
+    limited = type("PageConnection", (_PageConnection,), {"request_s": request_s, "most": most})
     config = uvicorn.Config(
-        app, http=connection, ws="none", log_level="warning", access_log=False, server_header=False
+        app, http=limited, ws="none", log_level="warning", access_log=False, server_header=False
     )
     return uvicorn.Server(config)
 
