@@ -14,12 +14,11 @@ __all__ = (
 )
 
 from dataclasses import replace
-from typing import Any, Final, TypeVar, cast, final
+from typing import Any, TypeVar, cast, final
 
 from penstock.checkpointer.parts import CheckpointerParts
 from penstock.config.config import FlowOptions
 from penstock.kernel.errors import SpecError
-from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.restore import RestoreOptions, RestoreRequest
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
@@ -50,9 +49,6 @@ regulator bounds the bytes copied for them; leaves that are not copied cost none
 
 
 UNLIMITED = 1 << 62  # bytes of a data file
-
-MOST_OF_CALLS: Final = 8
-"""Pipelines of calls that a Checkpointer keeps, with what they became."""
 
 
 def save_pipeline() -> Pipeline[SaveRun]:
@@ -225,7 +221,7 @@ class FittedPipelines:
         PipelineError, ConfigError: If stages do not fit each other, or an option of one does not.
     """
 
-    __slots__ = ("_by_concurrency", "_joint", "_layout", "_of_calls", "_parts", "local")
+    __slots__ = ("_by_concurrency", "_joint", "_layout", "_parts", "local")
 
     def __init__(self, parts: CheckpointerParts, layout: Layout, *, joint: bool) -> None:
         if parts.save_pipeline is not None:
@@ -236,7 +232,6 @@ class FittedPipelines:
         self._parts = parts
         self._layout = layout
         self._joint = joint
-        self._of_calls: BoundedCache[ByIdentity, Pipeline[SaveRun]] = BoundedCache(MOST_OF_CALLS)
         self._by_concurrency: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}
         self.local = self._fitted(save_pipeline(), restore_pipeline())
         for scheme in SCHEMES.own:  # now, or an option that does not fit would be found by the first call
@@ -253,28 +248,6 @@ class FittedPipelines:
             )
 
         return self._by_concurrency[at_once]
-
-    def of_call(self, given: Pipeline[SaveRun], layout: Layout, *, joint: bool) -> Pipeline[SaveRun]:
-        """Return the pipeline that one save was given, as a layout needs it.
-
-        A program that gives the same one to each save has its stages compared once.
-
-        Args:
-            given: The pipeline.
-            layout: The format written.
-            joint: Whether several processes save together; then it gets the stage that they agree in.
-
-        Raises:
-            SpecError: If it is none.
-            PipelineError, ConfigError: If its stages do not fit each other, or the layout.
-        """
-
-        def fitted() -> Pipeline[SaveRun]:
-            made = fitting_pipeline(given_pipeline(given), layout, joint=joint)
-            made.check(TreeToSave)
-            return made
-
-        return self._of_calls.get_or_make(ByIdentity(given, layout, joint), fitted, lambda _: 0)
 
     def _fitted(
         self, saving: Pipeline[SaveRun], restoring: Pipeline[RestoreRun]

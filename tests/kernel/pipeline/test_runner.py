@@ -27,6 +27,7 @@ from penstock.kernel import (
     Threads,
     run_pipeline,
 )
+from penstock.kernel.concurrency import threads
 from penstock.kernel.pipeline.runner import PipelineResult
 from penstock.kernel.pipeline.stage import FunctionStage
 
@@ -272,6 +273,42 @@ async def test_what_comes_after_an_awaited_milestone_begins_if_that_has_to_wait_
     pipeline: Pipeline[Any] = Pipeline(slots)
     with anyio.fail_after(5):
         await run_pipeline(pipeline, None, 1, awaited=Milestone.STAGED)
+
+
+async def test_what_comes_after_an_awaited_milestone_begins_once_a_waiting_caller_has_gone_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "LEAVES_WITHIN_S", 60)
+    staged, later_began = Event(), Event()
+
+    async def later(message: int) -> int:
+        later_began.set()
+        return message
+
+    slots = Slot("numbers", Step(numbers), Milestone.STAGED, queue=20), Slot("later", FunctionStage(later))
+    pipeline: Pipeline[Any] = Pipeline(slots)
+    run = partial(run_pipeline, pipeline, None, 3, awaited=Milestone.STAGED)
+    async with create_task_group() as tasks:
+        with threads.caller_waits(), threads.caller_waits():  # the inner one is a part of the outer one
+            tasks.start_soon(partial(run, on_milestone=lambda _: staged.set()))
+            await staged.wait()
+            await anyio.wait_all_tasks_blocked()
+            assert not later_began.is_set()
+
+        with anyio.fail_after(20):
+            await later_began.wait()
+
+
+async def test_what_comes_after_an_awaited_milestone_does_not_wait_for_ever_for_a_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "LEAVES_WITHIN_S", 0)
+    slots = Slot("numbers", Step(numbers), Milestone.STAGED, queue=20), Slot("gather", Step(Gather()))
+    pipeline: Pipeline[Any] = Pipeline(slots)
+    with threads.caller_waits(), anyio.fail_after(20):
+        result = await run_pipeline(pipeline, None, 3, awaited=Milestone.STAGED)
+
+    assert result.value == [0, 1, 2]
 
 
 async def test_where_every_stage_passes_everything_on_the_message_comes_out() -> None:

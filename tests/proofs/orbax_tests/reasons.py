@@ -65,7 +65,6 @@ _NAMED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
         r"test_save_preempted_.*": "a save that fails leaves no directory",
         r"test_lightweight_intialize_.*": "a time that is not known has a zone, as any other",
         r"test_metadata_(save|finalize)_preemption_.*": "a save that fails leaves no directory",
-        r"test_delete": "`.penstock-writer` lies in the directory while a manager saves there",
         r"test_single_host_load_and_broadcast": "`single_host_load_and_broadcast` is without effect",
         r"test_save_and_restore_(composite|standard)_logger": "entries are events of penstock's log",
         r"test_save_step_metadata": MIXED,
