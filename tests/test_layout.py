@@ -295,6 +295,7 @@ IS_ALSO_ABOUT = {
     "bench/steps.py": ("handlers.formats",),
     "checkpointer/strange_checkpoints.py": ("handlers.formats", "handlers.ocdbt"),
     "checkpointer/test_base_links.py": ("stages.reuse",),
+    "kernel/pipeline/test_runner.py": ("kernel.concurrency",),
     "verification/test_copying.py": ("kernel.concurrency",),
     "checkpointer/test_description.py": ("handlers.formats",),
     "checkpointer/test_direct_io_saves.py": ("handlers.stores",),
