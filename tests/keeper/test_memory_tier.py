@@ -78,7 +78,7 @@ from penstock.handlers import LocalStore
 
 async def train(root):
     async with CheckpointManager(root, tiers=Memory(keep=2)) as manager:
-        for step in range(1, 1000):
+        for step in range((manager.latest_step() or 0) + 1, 1000):
             state = {"w": np.full(300_000, step, np.float32), "n": step}
             await (await manager.save(step, state)).kept()
             print(step, flush=True)
@@ -124,6 +124,20 @@ async def test_a_keeper_finishes_the_saves_of_a_killed_training(
         latest = manager.latest_step()
         assert latest in (kept, kept + 1)
         assert_same(await manager.restore(), state(latest))
+
+
+async def test_a_new_training_is_not_kept_out_by_what_finishes_the_last_one(
+    keeper: RunningKeeper, tmp_path: Path, assert_same: AssertSame
+) -> None:
+    root = tmp_path / "run"
+    for n_kept in (2, 4, 6):  # each is killed, and the next one comes at once
+        kept = killed_after(n_kept, root)
+        async with CheckpointManager(root, tiers="memory") as manager:
+            latest = manager.latest_step()
+            assert latest in (kept, kept + 1)
+            assert_same(await manager.restore(), state(latest))
+
+    assert steps(root)[-1] == latest
 
 
 def test_the_keeper_knows_the_names_that_managers_use() -> None:

@@ -43,6 +43,7 @@ from penstock.handlers.stores.keeper.messages import (
     Status,
     StatusAnswer,
     Stop,
+    TakeOver,
 )
 from penstock.handlers.stores.keeper.messages import Hold as HoldRequest
 from penstock.handlers.stores.publishing.paths import KEEPER_HOST
@@ -180,6 +181,16 @@ class KeeperStore(Directories, SharedFiles):
             StorageError: If nothing is there.
         """
         self._ask("note", path, NoteElsewhere(_inner(path)), type(None))
+
+    def take_over(self, path: str) -> None:
+        """Say that this process comes to the directory of steps at `path`, to save into it.
+
+        What the keeper has begun for a manager that died is ended: another one goes on with it.
+
+        Raises:
+            KeeperLostError: If there is no keeper.
+        """
+        self._ask("take over", path, TakeOver(_inner(path)), type(None))
 
     def close(self) -> None:
         """Close the connections that are not in use. The store can be used again."""

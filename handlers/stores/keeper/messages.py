@@ -43,6 +43,7 @@ __all__ = (
     "Status",
     "StatusAnswer",
     "Stop",
+    "TakeOver",
     "check_folder",
     "decode_answer",
     "decode_request",
@@ -51,6 +52,7 @@ __all__ = (
     "encode_refusal",
     "encode_request",
     "is_own_peer",
+    "peer_process",
 )
 
 import errno
@@ -255,6 +257,12 @@ class NoteElsewhere(_Message, frozen=True):
     path: str
 
 
+class TakeOver(_Message, frozen=True):
+    """Says that a manager comes to a directory of steps: what finishes the work of one before it is ended."""
+
+    path: str
+
+
 class Status(_Message, frozen=True):
     """Asks for a `StatusAnswer`."""
 
@@ -313,6 +321,7 @@ Request: TypeAlias = (
     | Remove
     | Room
     | NoteElsewhere
+    | TakeOver
     | Status
     | Stop
 )
@@ -395,6 +404,12 @@ def check_folder(folder: str) -> None:
         problem = f"is open to other users (mode {stat.S_IMODE(status.st_mode):o}, not 700)"
     if problem:
         raise PermissionError(errno.EACCES, problem, folder)
+
+
+def peer_process(connection: socket.socket) -> int:
+    """Return the process at the other end, as the system saw it when it connected."""
+    process, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(process)
 
 
 def is_own_peer(connection: socket.socket) -> bool:

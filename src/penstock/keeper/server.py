@@ -27,13 +27,13 @@ from anyio import (
     Lock,
     create_task_group,
     move_on_after,
-    run_process,
+    open_process,
     sleep,
     to_thread,
     wait_readable,
     wait_writable,
 )
-from anyio.abc import TaskGroup
+from anyio.abc import Process, TaskGroup
 from anyio.lowlevel import checkpoint
 
 from penstock.handlers.stores.keeper.messages import (
@@ -64,10 +64,12 @@ from penstock.handlers.stores.keeper.messages import (
     Status,
     StatusAnswer,
     Stop,
+    TakeOver,
     decode_request,
     encode_answer,
     encode_refusal,
     is_own_peer,
+    peer_process,
 )
 from penstock.keeper.pages import STEP_BYTES, NoRoom, PagePool, Pages, close_all
 from penstock.keeper.tree import Directory, File, Refusal, Tree
@@ -84,10 +86,11 @@ _READY_FROM: Final = 2**20  # smaller files are as quick without
 class _Client:
     """One connection: what it asks is answered in order."""
 
-    __slots__ = ("_socket", "ended")
+    __slots__ = ("_socket", "ended", "process")
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self.process = peer_process(connected)
         self.ended: Literal["released", "broken"] | None = None
 
     def has_ended(self) -> Literal["released", "broken"] | None:
@@ -164,6 +167,66 @@ class _Client:
 
 
 @final
+class _Finishing:
+    """Has the steps of a manager that died brought to where they should be, by a process for that.
+
+    It needs stores, credentials and arrays, and so it is not done here. What fails is tried again, until
+    another manager comes.
+
+    Args:
+        tree: All directories.
+        path: The directory of steps.
+        socket: Of the keeper.
+    """
+
+    def __init__(self, tree: Tree, path: str, socket: str) -> None:
+        self._tree, self._path, self._socket = tree, path, socket
+        self._process: Process | None = None
+        self._is_over = False
+
+    async def run(self) -> None:
+        """Do it, until it is done, or never will be."""
+        for wait_s in chain(_TRY_AGAIN_S, repeat(_TRY_AGAIN_S[-1])):
+            if self._is_over or not self._tree.owes(self._path):
+                return
+
+            status = await self._try()
+            if status != 1:
+                return
+
+            await sleep(wait_s)
+
+    async def _try(self) -> int:
+        environ = {**os.environ, "PENSTOCK_STORE__KEEPER__SOCKET": self._socket}
+        command = [sys.executable, "-P", "-m", "penstock.steps.finishing", f"keeper:///{self._path}"]
+        process = await open_process(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, env=environ)
+        self._process = process
+        try:
+            return await process.wait()
+        finally:
+            self._process = None
+            if process.returncode is None:
+                process.kill()
+
+    async def end(self, by: int) -> None:
+        """End it, since another manager comes; return when the process is gone.
+
+        Args:
+            by: The process of that manager. If it is the one that does this, it goes on.
+        """
+        process = self._process
+        if process is not None and process.pid == by:
+            return
+
+        self._is_over = True
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+
+            await process.wait()
+
+
+@final
 class Keeper:
     """The process's state, and its answers.
 
@@ -183,6 +246,7 @@ class Keeper:
         self._filling = Lock(fast_acquire=True)  # one after the other, since each looks at what is free
         self._threads = CapacityLimiter(4)
         self._tasks: TaskGroup | None = None
+        self._finishing: dict[str, _Finishing] = {}  # by the directory of steps
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer all clients, until it is stopped or idle for long enough.
@@ -250,27 +314,17 @@ class Keeper:
             await self._close_given_back()
 
     async def _finish_steps(self, path: str) -> None:
-        """Have the steps of a manager that died brought to where they should be, by a process for that.
+        finishing = self._finishing[path] = _Finishing(self._tree, path, self._path)
+        try:
+            await finishing.run()
+        finally:
+            if self._finishing.get(path) is finishing:
+                del self._finishing[path]
 
-        That needs stores, credentials and arrays, and so it is not done here. What fails is tried again,
-        until another manager writes there.
-        """
-        for wait_s in chain(_TRY_AGAIN_S, repeat(_TRY_AGAIN_S[-1])):
-            if not self._tree.owes(path):
-                return
-
-            done = await run_process(
-                [sys.executable, "-P", "-m", "penstock.steps.finishing", f"keeper:///{path}"],
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=DEVNULL,
-                check=False,
-                env={**os.environ, "PENSTOCK_STORE__KEEPER__SOCKET": self._path},
-            )
-            if done.returncode != 1:  # it is done, or never will be
-                return
-
-            await sleep(wait_s)
+    async def _take_over(self, path: str, process: int) -> None:
+        finishing = self._finishing.get(path.strip("/"))
+        if finishing is not None:
+            await finishing.end(process)
 
     def _count(self, change: int) -> None:
         self._n_clients += change
@@ -284,6 +338,8 @@ class Keeper:
         try:
             if isinstance(request, Reserve):
                 found, descriptors = await self._reserve(request)
+            elif isinstance(request, TakeOver):
+                found, descriptors = await self._take_over(request.path, client.process), ()
             else:
                 found, descriptors = self._answer(client, request)
         except Refusal as refusal:

@@ -129,6 +129,7 @@ class Level:
 
             limit = self._tier.limit_bytes
             await ensure_keeper(keeper.socket, limit_bytes="auto" if isinstance(limit, str) else limit)
+            await self.opened.reading.run(keeper.take_over, self.path)
 
         await self.opened.reading.run(self._bind, record)
         async with self.opened.live():
