@@ -43,7 +43,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings simulate file-systems flips tuning memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings tiers-proof simulate file-systems flips tuning memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -108,6 +108,9 @@ crash: $(VENV)/.installed ## Kill savers, managers and followers at 60 random mo
 
 crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
 	$(BIN)/python -m tests.proofs.crash_loop --kills 1000 $(CRASH)
+
+tiers-proof: $(VENV)/.installed ## Kill trainings and keepers at 60 random moments, and look at what they resume from (make tiers-proof KILLS=1000 SEED=1)
+	$(BIN)/python -m tests.proofs.tiers $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
 
 faults: $(VENV)/.installed ## Lose the power after each effect of each kind of save, link, overwrite and deletion, on each layout
 	$(BIN)/python -m tests.proofs.faults $(FAULTS)

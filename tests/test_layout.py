@@ -325,7 +325,7 @@ IS_ALSO_ABOUT = {
     "orbax_face/test_running_loop.py": ("blocking",),
     "orbax_face/test_type_registry.py": ("checkpointer", "handlers.leaves"),
     "processes": ("handlers.formats", "orbax"),
-    "proofs": ("checkpointer", "handlers", "kernel", "stages", "testing"),
+    "proofs": ("checkpointer", "handlers", "keeper", "kernel", "stages", "testing"),
     "release/test_release.py": ("handlers.formats",),
     "stages/joint/test_part_columns.py": ("handlers", "stages.messages"),
     "stages/pytree/test_description_cache.py": ("handlers.formats",),

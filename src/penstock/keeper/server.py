@@ -339,7 +339,8 @@ class Keeper:
             if isinstance(request, Reserve):
                 found, descriptors = await self._reserve(request)
             elif isinstance(request, TakeOver):
-                found, descriptors = await self._take_over(request.path, client.process), ()
+                await self._take_over(request.path, client.process)
+                found, descriptors = None, ()
             else:
                 found, descriptors = self._answer(client, request)
         except Refusal as refusal:

@@ -489,7 +489,8 @@ class StepSaves:
             await level.retention.apply(step, is_overtaken=is_overtaken)
         except Exception as error:  # from a policy, or from the medium while reading for it
             self._events.error("step.retention_failed", step=step, error=repr(error))
-            self._failure = error
+            if level is self.levels[-1] or not isinstance(error, StorageError):
+                self._failure = error  # what a tier refuses, as a keeper that is lost, ends no training
 
     def _is_owed(self, step: int) -> bool:
         return self._promotions.owes(step)
