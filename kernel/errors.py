@@ -125,6 +125,11 @@ class StorageError(PenstockError, OSError):
         errno: The operating system's number, or None.
     """
 
+    operation: str
+    path: str
+    errno: int | None
+    problem: str
+
     def __init__(self, operation: str, path: str, problem: str, errno: int | None = None) -> None:
         super().__init__(f"{operation} {path!r}: {problem}")
         self.operation, self.path, self.errno, self.problem = operation, path, errno, problem
@@ -143,6 +148,9 @@ class CorruptCheckpointError(PenstockError, ValueError):
         problem: What is wrong with it.
     """
 
+    path: str
+    problem: str
+
     def __init__(self, path: str, problem: str, *, key_path: str | None = None) -> None:
         super().__init__(f"{path}: {problem}" + (f" (leaf {key_path})" if key_path else ""))
         self.path, self.problem, self.key_path = path, problem, key_path
@@ -159,6 +167,10 @@ class ConfigError(SpecError):
         key: The dotted name of the option, as in `save.write.concurrency`.
         source: Where it came from: a file name, an environment variable, `argument`.
     """
+
+    key: str
+    problem: str
+    source: str
 
     def __init__(self, key: str, problem: str, source: str = "argument") -> None:
         super().__init__(f"{key}: {problem} (from {source})")
@@ -179,6 +191,8 @@ class PipelineError(SpecError):
 class PathError(SpecError):
     """A `path`, as it was given, that cannot name a checkpoint."""
 
+    path: str
+
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path!r} {problem}")
         self.path = path
@@ -190,6 +204,9 @@ class DestinationExistsError(SpecError, FileExistsError):
 
     `advice` says what to pass to replace it.
     """
+
+    path: str
+    advice: str
 
     def __init__(self, path: str, advice: str = REPLACED_AT_ONCE) -> None:
         super().__init__(f"{path!r} exists; {advice}")
@@ -203,6 +220,12 @@ class UnsupportedByStoreError(SpecError):
     `store` is the name of its type, and `capability` what it lacks: a kind of store, or a method. `advice`,
     which may be empty, says what would do instead.
     """
+
+    operation: str
+    path: str
+    advice: str
+    store: str
+    capability: str
 
     def __init__(
         self, operation: str, path: str, store: object, capability: type | str, advice: str = ""
@@ -221,6 +244,9 @@ class StepExistsError(SpecError, FileExistsError):
     `advice` says what to pass to replace it.
     """
 
+    step: int
+    advice: str
+
     def __init__(self, step: int, advice: str = REPLACED_AT_ONCE) -> None:
         super().__init__(f"step {step} exists; {advice}")
         self.step, self.advice = step, advice
@@ -229,6 +255,9 @@ class StepExistsError(SpecError, FileExistsError):
 @final
 class OlderStepError(SpecError):
     """The step to be saved is older than the latest one, and `overwrite` was not asked for."""
+
+    step: int
+    latest: int
 
     def __init__(self, step: int, latest: int) -> None:
         super().__init__(f"step {step} is older than the latest, {latest}; pass overwrite=True to save it")
@@ -244,6 +273,9 @@ class RootInUseError(SpecError):
         more: Whose claim it is and how that ends, where nothing can be locked; else empty.
     """
 
+    root: str
+    more: str
+
     def __init__(self, root: str, more: str = "") -> None:
         problem = "is in use by another CheckpointManager that writes there"
         advice = "leave that one first, or open this one with read_only=True"
@@ -258,6 +290,9 @@ class UnknownMetricError(SpecError):
     Of a save these are the names of the metrics given.
     """
 
+    metric: str
+    known: tuple[str, ...]
+
     def __init__(self, metric: str, known: Sequence[str], *, at_save: bool = False) -> None:
         problem, advice = f"no step has the metric {metric!r}", ""
         if at_save:
@@ -271,6 +306,9 @@ class UnknownMetricError(SpecError):
 @final
 class LeaseTooLargeError(SpecError):
     """More bytes were asked for (`nbytes`) than the whole budget holds (`limit`): no wait could end."""
+
+    nbytes: int
+    limit: int
 
     def __init__(self, nbytes: int, limit: int) -> None:
         super().__init__(f"asked for {nbytes} bytes of a budget of {limit}")
@@ -290,6 +328,8 @@ class ForkedError(SpecError, RuntimeError):
         pid: That process.
     """
 
+    pid: int
+
     def __init__(self, what: str, pid: int) -> None:
         problem = "this is a fork of it, without its event loop and threads; make another Checkpointer here"
         super().__init__(f"{what} belongs to process {pid}, and {problem}")
@@ -304,6 +344,9 @@ class InactiveProcessError(SpecError):
         process: Its index.
         active: Those of the others, as they were chosen.
     """
+
+    process: int
+    active: tuple[int, ...]
 
     def __init__(self, process: int, active: Sequence[int]) -> None:
         others = ", ".join(map(str, active))
@@ -324,6 +367,10 @@ class RunningLoopError(SpecError, RuntimeError):
 class DuplicateNameError(SpecError):
     """The leaves with the key paths `first` and `second` would both be stored under `name`."""
 
+    name: str
+    first: str
+    second: str
+
     def __init__(self, name: str, first: str, second: str) -> None:
         super().__init__(f"{first} and {second} would both be stored as {name!r}; rename one")
         self.name, self.first, self.second = name, first, second
@@ -338,6 +385,8 @@ class InvalidLeafError(SpecError, TypeError):
         key_path: The leaf.
         problem: What is wrong with it, and what to do.
     """
+
+    problem: str
 
     def __init__(self, key_path: str, problem: str) -> None:
         super().__init__(f"{key_path}: {problem}")
@@ -363,6 +412,9 @@ class ChangedLeafError(SpecError):
         planned: How it was to be stored.
         found: What it has become.
     """
+
+    planned: str
+    found: str
 
     def __init__(self, key_path: str, planned: str, found: str) -> None:
         advice = "a stage that changes leaves declares that by a method resolve_spec, and keeps to it"
@@ -433,6 +485,9 @@ class StructureMismatchError(SpecError):
         differences: All of them: first missing, then unexpected leaves, then those that differ.
     """
 
+    path: str
+    differences: tuple[TreeDifference, ...]
+
     SHOWN = 40
 
     def __init__(self, path: str, differences: Sequence[TreeDifference]) -> None:
@@ -455,6 +510,10 @@ class ResultTypeError(SpecError, TypeError):
         found: The type of what was restored.
     """
 
+    path: str
+    as_type: object
+    found: type
+
     def __init__(self, path: str, as_type: object, result: object) -> None:
         wanted = as_type.__name__ if isinstance(as_type, type) else str(as_type)
         super().__init__(f"{path} was restored as a {type(result).__name__}, and as_type asks for {wanted}")
@@ -469,6 +528,8 @@ class NoHandlerError(HandlerError, TypeError):
         key_path: The leaf.
         type_name: Its Python type, or the type name found on disk.
     """
+
+    type_name: str
 
     def __init__(
         self,
@@ -510,6 +571,9 @@ class AmbiguousHandlerError(HandlerError, TypeError):
         candidates: Both handlers, as `module.QualName`.
     """
 
+    type_name: str
+    candidates: tuple[str, str]
+
     def __init__(self, type_name: str, first: str, second: str) -> None:
         super().__init__(
             f"{type_name}: {first} and {second} fit equally well; register one for the exact type"
@@ -526,6 +590,8 @@ class HandlerFailedError(HandlerError):
         key_path: The leaf.
         handler: The handler, as `module.QualName`.
     """
+
+    handler: str
 
     def __init__(self, key_path: str, handler: str, problem: str) -> None:
         super().__init__(f"{key_path}: {handler} failed: {problem}")
@@ -544,6 +610,9 @@ class NoSpaceError(StorageError):
         bytes_free: What was free then; None if the store cannot tell. More than is needed means that
             something else was full: a quota, or the number of files.
     """
+
+    bytes_needed: int
+    bytes_free: int | None
 
     def __init__(
         self,
@@ -596,6 +665,8 @@ class KeeperLostError(StorageError, ConnectionError):
         is_absent: Whether nobody listens there; else somebody does, and does not answer as a keeper.
     """
 
+    is_absent: bool
+
     def __init__(self, socket: str, problem: str, number: int | None = None) -> None:
         advice = "; `penstock keeper run` starts one" if number == errno.ECONNREFUSED else ""
         StorageError.__init__(self, "ask the keeper at", socket, f"{problem}{advice}", number)
@@ -611,6 +682,8 @@ class MissingExtraError(SpecError, ImportError):
         extra: What to install: `pip install 'penstock[<extra>]'`.
     """
 
+    extra: str
+
     def __init__(self, path: str, extra: str) -> None:
         super().__init__(f"{path!r} needs packages that are not installed: pip install 'penstock[{extra}]'")
         self.path, self.extra = path, extra
@@ -623,6 +696,8 @@ class InUseError(StorageError):
     Attributes:
         more: Whose claim it is and how that ends, where nothing can be locked; else empty.
     """
+
+    more: str
 
     def __init__(self, path: str, more: str = "") -> None:
         problem = "somebody builds, reads or deletes a checkpoint here"
@@ -641,6 +716,8 @@ class ClaimLostError(StorageError):
         holder: Which process has the claim now; empty if it is not known.
     """
 
+    holder: str
+
     def __init__(self, path: str, holder: str = "") -> None:
         taker = holder or "another process"
         problem = f"this process was stopped or cut off for too long, and {taker} took its claim over"
@@ -656,6 +733,8 @@ class BuildChangedError(StorageError):
     Attributes:
         older: Where the checkpoint is that was to be replaced, if it is not at its own path; else None.
     """
+
+    older: str | None
 
     def __init__(self, operation: str, path: str, problem: str, older: str | None = None) -> None:
         where = f"; the earlier checkpoint is {older!r} now" if older else ""
@@ -674,6 +753,8 @@ class NotDurableError(StorageError):
         published: Always True: it can be restored.
         older: Where the checkpoint is that was replaced; None if there was none.
     """
+
+    older: str | None
 
     published = True
 
@@ -698,6 +779,9 @@ class IncompletePipelineError(PenstockError):
         arrived: Leaves whose every byte arrived.
     """
 
+    planned: int
+    arrived: int
+
     def __init__(self, planned: int, arrived: int, first_absent: str) -> None:
         found = f"{planned} leaves were planned and {arrived} arrived complete"
         super().__init__(f"{found}; first absent: {first_absent}")
@@ -716,6 +800,10 @@ class InsufficientMemoryError(PenstockError, MemoryError):
         asked: Bytes of the whole result; None if it is not known.
         available: Bytes of memory that there are; None if it is not known.
     """
+
+    path: str
+    asked: int | None
+    available: int | None
 
     def __init__(
         self, path: str, asked: int | None = None, available: int | None = None, key_path: str | None = None
@@ -747,6 +835,8 @@ class ReplacedError(StorageError):
         times: How many attempts there were.
     """
 
+    times: int
+
     def __init__(self, path: str, times: int = 1) -> None:
         often = "" if times == 1 else f" {times} times"
         advice = "" if times == 1 else "; read it when nobody overwrites it, or have steps saved side by side"
@@ -772,6 +862,8 @@ class NotAFileError(CorruptCheckpointError):
         found: What it is.
     """
 
+    found: str
+
     def __init__(self, path: str, found: str) -> None:
         super().__init__(path, f"is {found}, not a file")
         self.found = found
@@ -786,6 +878,8 @@ class IncompleteCheckpointError(CorruptCheckpointError):
             does not say so.
     """
 
+    goes_on: bool
+
     def __init__(self, path: str, problem: str, *, goes_on: bool = False) -> None:
         super().__init__(path, problem)
         self.goes_on = goes_on
@@ -799,6 +893,9 @@ class TruncatedDataError(CorruptCheckpointError):
         needed: Bytes the index refers to.
         found: Bytes in the file.
     """
+
+    needed: int
+    found: int
 
     def __init__(self, path: str, needed: int, found: int, *, key_path: str | None = None) -> None:
         super().__init__(path, f"ends at byte {found}, but {needed} are needed", key_path=key_path)
@@ -823,6 +920,8 @@ class LinkOutsideError(CorruptCheckpointError):
         target: Where it leads.
     """
 
+    target: str
+
     def __init__(self, path: str, target: str) -> None:
         advice = "allow that with LocalStore(links='any'), or links = 'any' in the table [store]"
         super().__init__(path, f"is a link out of the checkpoint, to {target!r}; {advice}")
@@ -838,6 +937,10 @@ class ExpansionError(CorruptCheckpointError):
         result_bytes: What they would take in memory.
         most: How many times as much the result may be.
     """
+
+    stored_bytes: int
+    result_bytes: int
+    most: int
 
     def __init__(
         self, path: str, stored_bytes: int, result_bytes: int, most: int, key_path: str | None
@@ -868,6 +971,9 @@ class PeerFailedError(PeerError):
         reason: What it said.
     """
 
+    peer_stage: str | None
+    reason: str
+
     def __init__(self, process: int, stage: str | None, key_path: str | None, reason: str) -> None:
         where = f" in stage {stage!r}" if stage else ""
         leaf = f" (leaf {key_path})" if key_path else ""
@@ -883,6 +989,9 @@ class PeerSilentError(PeerError):
         seen: Where each of them was heard of last, by index; None for one that never came.
         limit_s: Seconds that were waited for it.
     """
+
+    limit_s: float
+    seen: dict[int, str | None]
 
     def __init__(self, seen: Mapping[int, str | None], limit_s: float) -> None:
         told = [
@@ -905,6 +1014,9 @@ class PlansDifferError(PeerError, SpecError):
         asked: The path that each of them asks for, by index, if these differ; otherwise empty. Nothing is
             said of processes that have not come yet.
     """
+
+    differences: tuple[str, ...]
+    asked: dict[int, str]
 
     def __init__(
         self, process: int, differences: Sequence[str], asked: Mapping[int, str] | None = None
@@ -948,6 +1060,9 @@ class NotOnThisDiskError(SpecError):
         processes: Who saved together.
     """
 
+    path: str
+    process: int
+
     def __init__(self, path: str, key_path: str, process: int, processes: Sequence[int]) -> None:
         others = ", ".join(map(str, processes))
         super().__init__(
@@ -966,6 +1081,9 @@ class NotSharedError(SpecError):
         path: Of the checkpoint.
         place: The directory that the primary has made.
     """
+
+    path: str
+    place: str
 
     def __init__(self, path: str, place: str) -> None:
         super().__init__(
@@ -988,6 +1106,11 @@ class OutcomeUnknownError(PenstockError):
         processes: Who fell silent, by index: the primary, or this process.
         peer_stage: The stage in which it was heard of last; None if that is not known.
     """
+
+    path: str
+    reason: str
+    peer_stage: str | None
+    processes: tuple[int, ...]
 
     def __init__(self, path: str, reason: str, primary: int = 0, peer_stage: str | None = None) -> None:
         super().__init__(
