@@ -320,11 +320,11 @@ async def test_a_tree_too_deep_to_be_built_is_said_to_be(tmp_path: Path) -> None
     path = write_array(tmp_path / "c", {}, "k")
     document = json.loads((path / "_METADATA").read_text())
     (entry,) = document["tree_metadata"].values()
-    entry["key_metadata"] = [{"key": "k", "key_type": 2}] * 900
+    entry["key_metadata"] = [{"key": "k", "key_type": 2}] * 1000
     entry["value_metadata"] = {"value_type": "None", "skip_deserialize": True}
     (path / "_METADATA").write_text(json.dumps(document))
 
-    with pytest.raises(SpecError, match="900 levels cannot be built without a target"):
+    with pytest.raises(SpecError, match="1000 levels cannot be built without a target"):
         await restore(path)
 
 
