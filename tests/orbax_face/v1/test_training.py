@@ -48,6 +48,15 @@ def test_each_step_is_saved_and_the_latest_loaded(ocp: Any, tmp_path: Path) -> N
         assert checkpointer.load(2, wanted)["w"].dtype == np.float32
 
 
+def test_a_step_and_each_of_its_items_have_a_mark(ocp: Any, tmp_path: Path) -> None:
+    """Programs tell by it what is whole: Keras and MaxText have such steps."""
+    with ocp.training.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save_checkpointables(1, {"tree": TREE, "config": {"x": 1}}, metrics={"loss": 0.5})
+
+    marks = {str(path.parent.relative_to(tmp_path / "run")) for path in tmp_path.rglob("commit_success.txt")}
+    assert marks - {"metadata"} == {"1", "1/config", "1/metrics", "1/tree"}
+
+
 def test_each_library_continues_a_run_of_the_other(writer_and_reader: Any, tmp_path: Path) -> None:
     writer, reader = writer_and_reader
     with writer.training.Checkpointer(tmp_path, custom_metadata={"run": 1}) as checkpointer:

@@ -179,6 +179,7 @@ def begin_save(
     overwrite: bool,
     custom_metadata: JsonType | None,
     metrics: JsonType | None = None,
+    is_step: bool = False,
 ) -> BackgroundOperation[None]:
     """Start to save named objects. Raises errors of the arguments at once; see `save_checkpointables`.
 
@@ -188,10 +189,12 @@ def begin_save(
         overwrite: Likewise.
         custom_metadata: Likewise.
         metrics: Those of a step, which are an item of their own; None if it has none.
+        is_step: Whether it is a step of a manager: then each item gets a commit mark, too, as Orbax's have.
     """
     saving = prepare_save(
         path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata, metrics=metrics
     )
+    saving.marks_items = is_step
     return begin(f"save of {saving.path!r}", saving)
 
 
@@ -251,6 +254,7 @@ class ItemsSave:
         custom_metadata: JsonType | None,
     ) -> None:
         self.path = path
+        self.marks_items = False  #: whether each item gets a commit mark, too
         self._items = items
         self._handlers = handlers
         self._context = context
@@ -433,6 +437,10 @@ class ItemsSave:
             custom_metadata=self._custom_metadata,
             item_handlers={name: typestr(handler.__class__) for name, handler in self._handlers.items()},
         )
+        if self.marks_items:
+            for name in self._handlers:
+                SharedDirectory(self._store, os.path.join(place, name), whole=False).publish(synced=False)
+
         self._store.write_file(os.path.join(place, file_names.V1_MARK), b"")
         self._store.write_file(os.path.join(place, file_names.CHECKPOINT_METADATA), about)
         building.publish(synced=False)

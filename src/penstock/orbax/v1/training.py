@@ -435,6 +435,7 @@ class Checkpointer:
                     overwrite=new.overwrite,
                     custom_metadata=new.custom_metadata,
                     metrics=new.metrics,
+                    is_step=True,
                 )
                 saving = wait_until_staged(operation)
 
