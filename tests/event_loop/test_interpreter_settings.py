@@ -80,11 +80,10 @@ async def test_a_long_operation_gives_the_settings_back_before_its_end() -> None
 
 @pytest.mark.usefixtures("thawed")
 async def test_settings_stay_while_objects_are_made_by_the_ten_thousand_but_not_for_ever() -> None:
-    period = 0.02
+    period, since, many = 0.02, anyio.current_time(), list[object]()
     with fail_after(20):
         async with create_task_group() as tasks:
             with calm_interpreter(tasks, BOTH, most_s=period):
-                since, many = anyio.current_time(), list[object]()
                 while changed() == (True, True):
                     many = [[many] for _ in range(2 * NET_ALLOCATIONS)]
                     await anyio.lowlevel.checkpoint()
