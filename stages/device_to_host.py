@@ -442,10 +442,16 @@ def stage_group(group: _Group, begun: bool, ahead: _Group | None, tight: bool) -
 def _are_computed(leaves: Leaves) -> bool:
     """True if no value is still being computed, for which `plan_pieces` may wait."""
     with suppress(Exception):  # what is wrong with a value is said where it is planned
-        asked = [getattr(value, "is_ready", None) for value in leaves.values or ()]
-        return all(is_ready() for is_ready in asked if is_ready is not None)
+        return all(_is_ready(value) for value in leaves.values or ())
 
     return False
+
+
+def _is_ready(value: Any) -> bool:
+    if not hasattr(value, "is_ready"):
+        return True
+
+    return not value.is_deleted() and value.is_ready()  # or else the process would end (jaxlib 0.10)
 
 
 def _packs(leaves: Leaves, room: OutputRoom, most: int) -> Iterator[_Pack]:
