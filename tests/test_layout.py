@@ -293,6 +293,7 @@ IS_ABOUT = {"configuration": "config", "orbax_face": "orbax"}
 IS_ALSO_ABOUT = {
     "bench/codecs.py": ("handlers.formats", "handlers.leaves", "kernel"),
     "bench/steps.py": ("handlers.formats",),
+    "bench/tiers.py": ("handlers.stores", "keeper"),
     "checkpointer/strange_checkpoints.py": ("handlers.formats", "handlers.ocdbt"),
     "checkpointer/test_base_links.py": ("stages.reuse",),
     "kernel/pipeline/test_runner.py": ("kernel.concurrency",),

@@ -67,7 +67,8 @@ class Shell:
         self.type(f"{line}\t#")  # what is typed behind it shows where it ends
         said = self.said_until("#").partition("#")[0]
         self.run("\x15")
-        return re.sub(r".\x08", "", said)  # zsh takes back the space after a word, and writes it again
+        said = said.replace("\x1b[?2004h", "")  # zsh marks that it takes pastes, before the line or after
+        return re.sub(r".\x08", "", said)  # and takes back the space after a word, and writes it again
 
     def run(self, command: str) -> None:
         """Run a command, and wait for what it prints, which is not how it is typed, and for the prompt."""
