@@ -148,7 +148,7 @@ class KeeperStore(Directories, SharedFiles):
 
     @property
     def socket(self) -> str:
-        """Where the keeper listens."""
+        """The path at which the keeper listens."""
         return self._connections.path
 
     # The keeper itself.

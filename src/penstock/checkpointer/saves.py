@@ -78,7 +78,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 @final
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """What becomes of a save when it is at its path: it is kept there, and goes on to another one."""
+    """The way of a save that is kept at its path, and goes on to another one."""
 
     path: str  #: where it will be finalized
     take: Callable[[SavePromise, SaveReport], object]

@@ -103,7 +103,7 @@ class PagePool:
 
     @property
     def idle_files(self) -> int:
-        """How many files are ready."""
+        """The number of files that are ready."""
         return len(self._idle)
 
     @property
@@ -123,7 +123,7 @@ class PagePool:
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes can be lent."""
+        """The bytes that can be lent."""
         self._look_at_lingering()
         gives_way = self.idle_bytes + _sum(self._closing)
         below_limit = self.limit - (self.used_bytes - gives_way)

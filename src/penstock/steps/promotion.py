@@ -179,7 +179,7 @@ class Level:
 @final
 @dataclass(frozen=True, slots=True)
 class TierRecord:
-    """What is written in the directory of a tier, for whoever comes after a crash."""
+    """The file in the directory of a tier, for those who come after a crash."""
 
     root: str  #: that it serves; empty if it is not known
     tiers: tuple[str, ...] = ()  #: the directories of all of its tiers, the nearest first
