@@ -645,24 +645,6 @@ class SystemFiles(SharedFiles):
     def sync_tree(self, path: str) -> None:
         """Make every file and directory at and below `path` durable, also if another program wrote it."""
 
-    @abstractmethod
-    def map_file(self, path: str) -> memoryview:
-        """Return the bytes of an unchanging file, read-only. They are read on access.
-
-        They stay until the last view of them is gone, also when the file is removed.
-        """
-
-    @abstractmethod
-    def open_for_writing(self, path: str) -> DataFile:
-        """Open a data file that some process has created with `create_data_file`, and closed.
-
-        Several processes write it at once, each its own ranges. `sync` makes durable what is written
-        through this object; `allocate` is not called.
-
-        Raises:
-            StorageError: If it is not there.
-        """
-
 
 class ObjectStore(Store):
     """A store of objects without renames and locks, as a bucket, that each question costs a request.

@@ -408,11 +408,17 @@ def check_folder(folder: str) -> None:
 
 def peer_process(connection: socket.socket) -> int:
     """Return the process at the other end, as the system saw it when it connected."""
-    process, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(process)
+    return _peer(connection)[0]
 
 
 def is_own_peer(connection: socket.socket) -> bool:
     """True if the process at the other end is of the same user, as the system saw when it connected."""
-    _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return bool(user == os.geteuid())
+    return _peer(connection)[1] == os.geteuid()
+
+
+def _peer(connection: socket.socket) -> tuple[int, int, int]:
+    """Return the process at the other end, its user and its group."""
+    process, user, group = _PEER.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    )
+    return process, user, group

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from anyio import CancelScope, Event, move_on_after
 from anyio.abc import TaskGroup
@@ -24,7 +24,7 @@ from structlog.stdlib import BoundLogger
 
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.save_future import SavePromise
-from penstock.handlers.stores.keeper.keeper_store import KeeperStore
+from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import (
     CorruptCheckpointError,
@@ -49,6 +49,10 @@ from penstock.steps.save_policies import SavePolicy
 from penstock.steps.step_names import NameFormat, StepNames
 from penstock.steps.tiers import Memory, Tier
 from penstock.verification.copying import COPY_WORKERS, CheckpointCopier, is_same_checkpoint
+
+if TYPE_CHECKING:
+    from penstock.handlers.stores.keeper.keeper_store import KeeperStore
+    from penstock.kernel.protocols.stores import Store
 
 WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Between two tries of a promotion that fails; the last one again and again."""
@@ -88,6 +92,7 @@ class Level:
         self.path = path
         self.engine = engine.at(path)
         self._tier, self._writes = tier, options.writes
+        self._keeper = _keeper_of(path, self.engine.store)
         if isinstance(tier, Memory) and self._keeper is None:
             raise SpecError("a tier in memory is in the keeper's store; leave out store=, or use Disk")
 
@@ -156,11 +161,6 @@ class Level:
 
         return is_gone
 
-    @property
-    def _keeper(self) -> KeeperStore | None:
-        store = self.engine.store
-        return store if isinstance(store, KeeperStore) else None
-
     def _bind(self, record: TierRecord) -> None:
         store, file = self.engine.store, os.path.join(self.path, TIER_FILE)
         found = store.read_files([file])[0]
@@ -174,6 +174,16 @@ class Level:
             store.make_directory(self.path)
             store.write_file(file, record.encode())
             store.sync_directory(self.path)
+
+
+def _keeper_of(path: str, store: Store) -> KeeperStore | None:
+    """Return the store of a directory that is in a keeper, and not in a store of the caller's."""
+    if scheme_of(path) != "keeper":
+        return None
+
+    from penstock.handlers.stores.keeper.keeper_store import KeeperStore  # most managers need none
+
+    return store if isinstance(store, KeeperStore) else None
 
 
 @final
@@ -519,8 +529,7 @@ class _Promoter:
                 return True
 
         if self._scope.cancelled_caught:
-            problem = f"step {promoting.step} was cancelled on its way to {self._level.path!r}"
-            promoting.fail(SaveCancelledError(problem), is_seen=True)
+            self._fail_cancelled(promoting)
             return True
 
         self._events.warning(
@@ -609,23 +618,24 @@ class _Promoter:
 
     def cancel(self, promoting: Promoting) -> None:
         """Copy this step no further."""
-        problem = SaveCancelledError(
-            f"step {promoting.step} was cancelled on its way to {self._level.path!r}"
-        )
         if self._busy is promoting:
-            self._scope.cancel()
+            self._scope.cancel()  # the copy's task fails it
         elif self._waiting is promoting:
             self._waiting = None
-            promoting.fail(problem, is_seen=True)
+            self._fail_cancelled(promoting)
         elif promoting in self._superseded:
             self._superseded.remove(promoting)
-            promoting.fail(problem, is_seen=True)
+            self._fail_cancelled(promoting)
 
         self._announce()
 
+    def _fail_cancelled(self, promoting: Promoting) -> None:
+        problem = f"step {promoting.step} was cancelled on its way to {self._level.path!r}"
+        promoting.fail(SaveCancelledError(problem), is_seen=True)
+
     async def drop(self, step: int, problem: PenstockError) -> None:
         """Copy a step no further, whose number this is; return when that is over."""
-        for one in [one for one in (self._waiting, self._busy, *self._superseded) if one is not None]:
+        for one in self._unfulfilled():
             if one.step == step:
                 one.fail(problem)
                 self.cancel(one)
@@ -635,13 +645,16 @@ class _Promoter:
 
     def end(self, because: BaseException | None) -> None:
         """See `Promotions.end`."""
-        left = [one for one in (self._waiting, self._busy, *self._superseded) if one is not None]
+        left = self._unfulfilled()
         self._waiting, self._superseded = None, []
         for one in left:
             problem = (
                 f"the CheckpointManager was left before step {one.step} was copied to {self._level.path!r}"
             )
             one.fail(SaveCancelledError(problem) if because is None else because, is_seen=True)
+
+    def _unfulfilled(self) -> list[Promoting]:
+        return [one for one in (self._waiting, self._busy, *self._superseded) if one is not None]
 
     def _announce(self) -> None:
         self._changed.set()

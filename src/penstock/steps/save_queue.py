@@ -107,10 +107,11 @@ class StepSaves:
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
         owing = replace(options, is_owed=self._is_owed if tiers else None)
+        keeps = [options.keep, *[as_keep_policy(tier.keep) for tier in tiers]]
         self.levels: list[Level] = []
         """Where steps are, the nearest first; the last one is the root."""
-        for tier in tiers:
-            used = replace(owing, keep=as_keep_policy(tier.keep), metadata=None)
+        for tier, keep in zip(tiers, keeps[1:], strict=True):
+            used = replace(owing, keep=keep, metadata=None)
             place, policy = path_of(tier, root), as_save_policy(tier.save_when)
             try:
                 level = Level(checkpointer.engine, place, names, policy, used, self._known_steps, tier)
@@ -128,7 +129,6 @@ class StepSaves:
         self.held = HeldSteps(self.levels)  #: the steps of all of them
         self.reading = self.levels[-1].opened.reading  #: threads for what only reads
         infos = partial(self.held.infos, _METRICS)
-        keeps = [options.keep, *[as_keep_policy(tier.keep) for tier in tiers]]
         self._ranked = [RankedMetrics(keep, infos, self._events) for keep in keeps]
 
     async def load(self) -> None:

@@ -245,7 +245,7 @@ def _files_of(store: Store, path: str, document_bytes: int) -> _Files:
     survey = survey_checkpoint(store, path)
     for finding in survey.findings:
         if finding.kind != "unchecked":  # what has no checksum, as of other programs, is copied as it is
-            leaf = finding.key_paths[0] if finding.key_paths else None
+            leaf = next(iter(finding.key_paths), None)
             raise CorruptCheckpointError(finding.file, finding.problem, key_path=leaf)
 
     ranges: dict[str, list[RecordedRange]] = {}
@@ -349,7 +349,7 @@ class _Transfer:
 
         for found, total in zip(block.ranges, sums, strict=True):
             if total != found.checksum.crc32c:
-                leaf = found.key_paths[0] if found.key_paths else None
+                leaf = next(iter(found.key_paths), None)
                 raise ChecksumError(found.file, "the bytes are not those that were written", key_path=leaf)
 
     def _advance(self, nbytes: int) -> None:
