@@ -401,7 +401,10 @@ ROUNDS: Final = 5
 SURE: Final = 0.95
 """Of all pairs of a run with an option and one without, in so many the one with it must be faster."""
 
-_LEAST_ROUNDS: Final = 3  #: nothing is kept that was measured less often
+_LEAST_ROUNDS: Final = 3  #: nothing is kept that was measured less often, unless it is far faster
+_FAR: Final = 2 / 3
+"""No noise makes each run take less than this part of each run before: two of both are enough."""
+
 _LOAN: Final = 0.12  #: so much of the time may those rounds take from what comes later
 _FINALISTS: Final = 3
 _PROMISING: Final = 0.95  #: of the best time; what the model expects to be slower than that is not tried
@@ -451,7 +454,13 @@ class Tried:
     @property
     def is_certain(self) -> bool:
         """True if there are runs enough to say."""
-        return min(len(self.seconds), len(self.before)) >= _LEAST_ROUNDS
+        least = min(len(self.seconds), len(self.before))
+        return least >= (2 if self.is_far_faster else _LEAST_ROUNDS)
+
+    @property
+    def is_far_faster(self) -> bool:
+        """True if each run took far less time than each one before."""
+        return max(self.seconds) <= _FAR * min(self.before)
 
 
 @final
@@ -530,13 +539,15 @@ def _in_the_end(tried: Tried, kept: Options, final: Mapping[Flow, Tried]) -> Tri
 
 
 async def _compared_again(runs: _Runs, flow: Flow, options: Options, spent: Callable[[], float]) -> Tried:
-    before: list[float] = []
-    after: list[float] = []
-    while not after or (len(after) < _LEAST_ROUNDS and spent() < 1.0):
-        before.append((await runs.measure(flow, {})).seconds)
-        after.append((await runs.measure(flow, options)).seconds)
+    tried = Tried(flow, options, (), ())
+    while not tried.seconds or (len(tried.seconds) < _LEAST_ROUNDS and spent() < 1.0):
+        before = (await runs.measure(flow, {})).seconds
+        after = (await runs.measure(flow, options)).seconds
+        tried = replace(tried, before=(*tried.before, before), seconds=(*tried.seconds, after))
+        if tried.is_far_faster:
+            break
 
-    return Tried(flow, options, tuple(before), tuple(after))
+    return tried
 
 
 @final
@@ -627,7 +638,7 @@ class _FlowSearch:
 
         # Judged by new runs alone: the fastest of many is so by luck, too.
         finalists = self._in_time(self._finalists(), finals_until)
-        explored = {point: len(results.seconds) for point, results in self._results.items()}
+        explored = {point: len(self._results[point].seconds) for point in finalists}
         for n_rounds in range(ROUNDS if finalists else 0):
             if self._spent() >= (
                 finals_until if n_rounds >= _LEAST_ROUNDS else min(1.0, finals_until + _LOAN)
@@ -635,15 +646,29 @@ class _FlowSearch:
                 complete = False
                 break
 
-            for point in (self._beginning, *finalists):
+            if not self._is_far_behind(finalists, explored):
+                await self._measure(self._beginning)
+            for point in finalists:
                 await self._measure(point)
 
-        for point in (self._beginning, *finalists):
+        for point in finalists:
             seconds = self._results[point].seconds
             if len(seconds) > explored[point]:
                 del seconds[: explored[point]]
 
+        before = self._results[self._beginning].seconds
+        if len(before) > _LEAST_ROUNDS:  # the first run of all may be slow because it is the first
+            del before[0]
+
         return self._judged(finalists), complete
+
+    def _is_far_behind(self, finalists: Sequence[_Point], explored: Mapping[_Point, int]) -> bool:
+        """True if the beginning, which may be slow, is measured often enough next to each of them."""
+        before = tuple(self._results[self._beginning].seconds)
+        after = [tuple(self._results[point].seconds[explored[point] :]) for point in finalists]
+        return len(before) > 1 and all(
+            seconds and Tried(self._flow, {}, before, seconds).is_far_faster for seconds in after
+        )
 
     async def _begin(self) -> None:
         began = self._spent()
@@ -743,7 +768,9 @@ class _FlowSearch:
 
     def _in_time(self, finalists: list[_Point], until: float) -> list[_Point]:
         """Return as many of them as there is time for to measure each often enough; one at least."""
-        left = (until - self._spent()) / _LEAST_ROUNDS - self._results[self._beginning].part
+        beginning = self._results[self._beginning]
+        far = [min(self._results[point].seconds) <= _FAR * min(beginning.seconds) for point in finalists]
+        left = (until - self._spent() - (1 if all(far) else _LEAST_ROUNDS) * beginning.part) / _LEAST_ROUNDS
         costs = list(accumulate([self._results[point].part for point in finalists]))
         return finalists[: max(1, sum([cost <= left for cost in costs]))]
 

@@ -28,7 +28,7 @@ from penstock.tuning import Options, RealRuns, Space, Tuned, search
 
 MIB: Final = 2**20
 LIMIT_S: Final = 60.0
-NOISE: Final = 1.25
+NOISE: Final = 1.10
 """What is found may take so much longer than the best of a grid, which is the luckiest of many."""
 
 ROUNDS: Final = 5
