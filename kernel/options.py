@@ -28,6 +28,7 @@ from functools import lru_cache, partial
 from types import NoneType, UnionType
 from typing import (
     Any,
+    Final,
     Literal,
     TypeAlias,
     TypeVar,
@@ -440,6 +441,9 @@ def _value(field: Field[Any], hint: Any, before: Any, key: str, given: SourcedVa
         raise ConfigError(given.key or key, str(error), given.source) from None
 
 
+_MOST_SHOWN: Final = 8  #: names of options in an error; of the whole configuration there are 70
+
+
 def _unknown(class_: type, section: str, name: str, given: SourcedValue | Table) -> ConfigError:
     asked = name
     while isinstance(given, dict) and given:
@@ -454,7 +458,9 @@ def _unknown(class_: type, section: str, name: str, given: SourcedValue | Table)
     if first.textual:
         shown = [_variable(option) for option in shown]
 
-    hint = f"did you mean {shown[0]}?" if near else f"known here: {', '.join(shown) or 'none'}"
+    listed = ", ".join(shown[:_MOST_SHOWN]) or "none"
+    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+    hint = f"did you mean {shown[0]}?" if near else f"known here: {listed}{more}"
     return ConfigError(key, f"no such option; {hint}", first.source)
 
 

@@ -27,11 +27,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, Generic, TypeVar, cast, final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, final
 
 from penstock.kernel.errors import ConfigError, PenstockError, PipelineError
 from penstock.kernel.words import nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 StageT = TypeVar("StageT")
@@ -68,6 +71,10 @@ def find_plugins(group: str) -> tuple[Plugin, ...]:
 
 @lru_cache(maxsize=8)
 def _find_plugins(group: str, _: tuple[tuple[str, int], ...]) -> tuple[Plugin, ...]:
+    from importlib.metadata import (
+        entry_points,  # 30 ms, for which a command that finds no plug-in does not wait
+    )
+
     found = [Plugin(point.name, _distribution(point), point.load) for point in entry_points(group=group)]
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.distribution)))
 
@@ -101,7 +108,8 @@ class PluginKind(Generic[T]):
                 broken; the message names them.
         """
         if name in self.own:
-            return self.check(EntryPoint(name, self.own[name], self.group).load())
+            module, _, attribute = self.own[name].partition(":")
+            return self.check(getattr(import_module(module), attribute))
 
         fitting = [plugin for plugin in find_plugins(self.group) if plugin.name == name]
         if len(fitting) > 1:

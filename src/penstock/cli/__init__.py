@@ -80,6 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if "numpy" not in sys.modules:
+            # No command multiplies matrices. For that NumPy would start a thread for each core as it is
+            # imported, and they cost as much processor time as the rest of it.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
         if "_ARGCOMPLETE" in os.environ:
             _complete()
 

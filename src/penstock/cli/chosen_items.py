@@ -15,7 +15,6 @@ from penstock.handlers.layouts.discovery import checkpoint_path
 from penstock.handlers.stores.publishing.reading import read_unchanged
 from penstock.inspection.looking import run_here
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
-from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.stores import Store
 from penstock.stages.planning.key_patterns import near_leaves, pattern_fits
 from penstock.stores.store_finder import store_of
@@ -70,10 +69,14 @@ class Chosen:
         Raises:
             PenstockError: If there are none, or a document is damaged.
         """
+        from penstock.kernel.concurrency.threads import Threads  # only with an event loop
+
         return await read_items(self.store, Threads(), self.path, self.item)
 
     async def read(self, read: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `read`, which reads this checkpoint from one of its states."""
+        from penstock.kernel.concurrency.threads import Threads  # only with an event loop
+
         return await read_unchanged(self.store, Threads(), self.path, lambda _: read())
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.chosen_items import Chosen, add_choice
 from penstock.cli.terminal import Output, Table, Toned, format_bytes
@@ -18,7 +18,9 @@ from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.layers import Layer, layers_of
 from penstock.inspection.looking import run_here
 from penstock.inspection.stored_leaves import ItemFacts, read_items
-from penstock.kernel.concurrency.threads import Threads
+
+if TYPE_CHECKING:
+    from penstock.kernel.concurrency.threads import Threads
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

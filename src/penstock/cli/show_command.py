@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import anyio
-
 from penstock.cli.chosen_items import Chosen, add_choice, select
 from penstock.cli.completers import completed, leaf_names
 from penstock.cli.terminal import Output, Table, Toned, format_bytes
@@ -74,6 +72,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     chosen = Chosen.by(options)
     values: Values = {}
     if options.histogram:
+        import anyio  # an event loop is loaded where one is needed
+
         items, values = anyio.run(chosen.read, partial(_read_values, chosen, options, output))
     else:
         items = select(chosen.described(), options.only)

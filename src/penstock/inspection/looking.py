@@ -5,12 +5,12 @@ from __future__ import annotations
 __all__ = ("run_here",)
 
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
-import anyio
-
-from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.stores import Store
+
+if TYPE_CHECKING:
+    from penstock.kernel.concurrency.threads import Threads
 
 T = TypeVar("T")
 
@@ -36,6 +36,10 @@ def run_here(store: Store, read: Callable[[Threads], Coroutine[Any, Any, T]]) ->
             pass
         finally:
             coroutine.close()
+
+    import anyio
+
+    from penstock.kernel.concurrency.threads import Threads
 
     return anyio.run(read, Threads())
 

@@ -7,16 +7,18 @@ __all__ = ("ItemFacts", "LeafFacts", "Pair", "TreeComparison", "compare_trees", 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from penstock.handlers.formats.orbax.discovery import contents_of
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
-from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.layouts import StorageDetails, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, StoredLeaf
 from penstock.kernel.protocols.stores import Store
+
+if TYPE_CHECKING:
+    from penstock.kernel.concurrency.threads import Threads
 
 
 @final

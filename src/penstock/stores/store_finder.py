@@ -16,7 +16,6 @@ from penstock.config.files import has_options
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.publishing.paths import path_or_url, root_of, scheme_of
 from penstock.handlers.stores.publishing.reading import snapshot_of
-from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError, SpecError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.registry import SCHEMES
@@ -69,6 +68,8 @@ class StoreFinder:
         swap fails, before anything is published or deleted. At the end a request under way is waited for.
         """
         scope = CancelScope()
+        from penstock.kernel.concurrency.threads import Threads  # what only looks at a store has no threads
+
         threads = Threads(1)  # apart from the others: eight long uploads must not keep a renewal waiting
         interval_s = self.shortest_lease_s / _PER_LEASE
 
