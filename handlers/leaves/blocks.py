@@ -202,8 +202,8 @@ class HostRegion:
     """The kernel's `Destination`: a buffer for one rectangular part of a global array.
 
     The memory is allocated on first access. It is never reused, so the restored value may keep it. It is
-    aligned to 64 bytes, and from 64 KiB on to 4096. From 4 MiB on it is in huge pages, if the system has
-    them, and so it is if the region was joined with others.
+    aligned to 64 bytes, and from 64 KiB on to 4096. From 4 MiB on it is in huge pages where they are
+    cheap, and so it is if the region was joined with others.
 
     Args:
         bounds: (start, stop) along each axis of the global array; `()` for a 0-d array.
@@ -302,7 +302,8 @@ def _in_pages(nbytes: int) -> int:
 def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return uninitialised, aligned memory.
 
-    Huge pages halve the time to fill it; without them every 4 KiB costs a page fault (ARCHITECTURE §5).
+    Huge pages halve the time to fill it, without them every 4 KiB costs a page fault; but not in a virtual
+    machine that returns freed ones to its host (`anonymous_memory`).
     """
     if sys.platform == "linux" and nbytes >= _HUGE_FROM:
         whole = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE

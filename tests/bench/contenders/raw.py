@@ -17,6 +17,8 @@ from tests.bench.contenders.protocol import Saved
 from tests.bench.results import Operation
 from tests.bench.trees import State
 
+from penstock.kernel.memory.buffers import anonymous_memory
+
 MIB = 2**20
 BUFFERED_CHUNK = 8 * MIB
 DIRECT_CHUNK = 4 * MIB
@@ -28,7 +30,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @final
 class Buffered:
-    """pwritev from the arrays' memory, then fsync; preadv from a warm cache into `numpy.empty`."""
+    """pwritev from the arrays' memory, then fsync; preadv from a warm cache, into memory as ours."""
 
     label = checkpoint = "raw buffered"
     operations = frozenset({Operation.SAVE, Operation.RESTORE_NUMPY})
@@ -53,7 +55,7 @@ class Buffered:
     def restore(self, path: Path, target: State) -> Bytes:
         file = os.open(path / "raw", os.O_RDONLY)
         try:
-            into = np.empty(os.fstat(file).st_size, np.uint8)
+            into = fresh(os.fstat(file).st_size)
             calls = chunks(into, BUFFERED_CHUNK)
             in_threads(self._n_readers, calls, lambda call: read_all(file, *call))
         finally:
@@ -70,7 +72,7 @@ class Buffered:
 
 @final
 class Direct:
-    """O_DIRECT from an aligned arena, with checksums or not; cold reads, eight in flight, into huge pages."""
+    """O_DIRECT from an aligned arena, with checksums or not; cold reads, eight in flight."""
 
     def __init__(self, n_writers: int, *, checksums: bool = False) -> None:
         self.label = self.checkpoint = "raw O_DIRECT, crc32c" if checksums else "raw O_DIRECT"
@@ -111,7 +113,7 @@ class Direct:
         file = os.open(path / "raw", os.O_RDONLY | os.O_DIRECT)
         try:
             size = os.fstat(file).st_size
-            into = huge(-(-size // PAGE) * PAGE)
+            into = fresh(-(-size // PAGE) * PAGE)
             calls = chunks(into, DIRECT_CHUNK)
             in_threads(IN_FLIGHT, calls, lambda call: read_all(file, call[0], call[1], size))
         finally:
@@ -212,10 +214,9 @@ def in_threads(n: int, calls: Sequence[Any], perform: Callable[[Any], None]) -> 
         raise failures[0]
 
 
-def huge(size: int) -> Bytes:
-    mapped = mmap.mmap(-1, size + 2 * MIB)
-    mapped.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(mapped, np.uint8)
+def fresh(size: int) -> Bytes:
+    """Memory as penstock's restores have it: in huge pages, but where their first touch is dear."""
+    whole = np.frombuffer(anonymous_memory(size + 2 * MIB, huge_pages=True), np.uint8)
     start = -whole.ctypes.data % (2 * MIB)
     return whole[start : start + size]
 
