@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory
+from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory, huge_pages_are_cheap
 from penstock.kernel.protocols.reads import SharedRead
 
 
@@ -302,14 +302,14 @@ def _in_pages(nbytes: int) -> int:
 def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return uninitialised, aligned memory.
 
-    Huge pages halve the time to fill it, without them every 4 KiB costs a page fault; but not in a virtual
-    machine that returns freed ones to its host (`anonymous_memory`).
+    Huge pages halve the time to fill it, where they are cheap: without them every 4 KiB costs a page fault.
     """
     if sys.platform == "linux" and nbytes >= _HUGE_FROM:
         whole = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
-        memory = np.frombuffer(anonymous_memory(whole, huge_pages=True), np.uint8)
+        huge = huge_pages_are_cheap()
+        memory = np.frombuffer(anonymous_memory(whole, huge_pages=huge), np.uint8)
         if memory.ctypes.data % _HUGE_PAGE:  # Linux before 6.7 does not align it by itself
-            memory = np.frombuffer(anonymous_memory(whole + _HUGE_PAGE, huge_pages=True), np.uint8)
+            memory = np.frombuffer(anonymous_memory(whole + _HUGE_PAGE, huge_pages=huge), np.uint8)
 
         return _aligned(memory, nbytes, _HUGE_PAGE)
 

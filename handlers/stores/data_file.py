@@ -229,7 +229,7 @@ class Arena:
 
 
 def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
-    memory = np.frombuffer(anonymous_memory(nbytes + HUGE_PAGE, huge_pages=True, used_again=True), np.uint8)
+    memory = np.frombuffer(anonymous_memory(nbytes + HUGE_PAGE, huge_pages=True), np.uint8)
     start = -memory.ctypes.data % HUGE_PAGE
     return memory[start : start + nbytes]
 

@@ -7,6 +7,7 @@ __all__ = (
     "anonymous_memory",
     "file_memory",
     "give_back_freed_memory",
+    "huge_pages_are_cheap",
     "in_separate_memory",
     "scratch_memory",
 )
@@ -31,7 +32,7 @@ MAPPED_FROM: Final = 2**20
 in a pool for each thread: hundreds of megabytes that nobody has leased."""
 
 
-def anonymous_memory(nbytes: int, *, huge_pages: bool = False, used_again: bool = False) -> memoryview:
+def anonymous_memory(nbytes: int, *, huge_pages: bool = False) -> memoryview:
     """Return `nbytes` of zeroed memory that begins on a page; it goes back to the system with its last view.
 
     A mapping waits while other threads touch fresh memory for the first time, which took up to
@@ -41,13 +42,10 @@ def anonymous_memory(nbytes: int, *, huge_pages: bool = False, used_again: bool 
     Args:
         nbytes: Positive.
         huge_pages: Whether to ask for them.
-        used_again: Whether the memory is used many times: then it gets them even where the first touch of
-            one is dear.
 
     Raises:
         MemoryError, OSError: If there is none.
     """
-    huge_pages = huge_pages and (used_again or not _gives_back_free_blocks())
     if sys.platform != "linux":
         return _mapped(nbytes, huge_pages)
 
@@ -68,12 +66,31 @@ def anonymous_memory(nbytes: int, *, huge_pages: bool = False, used_again: bool 
     return memoryview(memory).cast("B")
 
 
+_REPORTED: Final = "/sys/module/page_reporting/parameters/page_reporting_order"
+_LARGEST_ORDER: Final = 32  #: of a block of pages; the kernel has a greater number there if it reports none
+
+
+@cache
+def huge_pages_are_cheap() -> bool:
+    """Return whether they are also for memory that is filled once; False in a machine that returns them.
+
+    A virtual machine that reports free memory to its host returns blocks of huge pages. The next touch of
+    one waits for the host, 3 to 7 ms. Of free memory in smaller pieces, most was not returned: 512 small
+    pages take 1.6 ms, and a huge one that was not returned 0.2 to 0.4 ms.
+    """
+    try:
+        with open(_REPORTED, encoding="ascii") as file:
+            return not 0 <= int(file.read()) <= _LARGEST_ORDER
+    except (OSError, ValueError):
+        return True
+
+
 def scratch_memory(nbytes: int) -> memoryview:
     """Return memory for bytes that are copied out soon; from `MAPPED_FROM` on it begins on a page."""
     if nbytes < MAPPED_FROM:
         return memoryview(bytearray(nbytes))
 
-    return anonymous_memory(nbytes, huge_pages=True)
+    return anonymous_memory(nbytes, huge_pages=huge_pages_are_cheap())
 
 
 def file_memory(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryview:
@@ -149,25 +166,6 @@ def _mapped(nbytes: int, huge_pages: bool) -> memoryview:
             mapping.madvise(mmap.MADV_HUGEPAGE)
 
     return memoryview(mapping)
-
-
-_REPORTED: Final = "/sys/module/page_reporting/parameters/page_reporting_order"
-_LARGEST_ORDER: Final = 32  #: of a block of pages; the kernel has a greater number there if it reports none
-
-
-@cache
-def _gives_back_free_blocks() -> bool:
-    """True in a virtual machine that returns free memory to its host, a block of huge pages at a time.
-
-    There the first touch of a huge page waits for the host, 3 to 7 ms each time. Of what is free in smaller
-    pieces, most was not returned: 512 MiB were restored in 0.31 to 0.42 s with small pages, in 0.51 to 0.94
-    with huge ones.
-    """
-    try:
-        with open(_REPORTED, encoding="ascii") as file:
-            return 0 <= int(file.read()) <= _LARGEST_ORDER
-    except (OSError, ValueError):
-        return False
 
 
 @cache

@@ -17,7 +17,7 @@ from tests.bench.contenders.protocol import Saved
 from tests.bench.results import Operation
 from tests.bench.trees import State
 
-from penstock.kernel.memory.buffers import anonymous_memory
+from penstock.kernel.memory.buffers import anonymous_memory, huge_pages_are_cheap
 
 MIB = 2**20
 BUFFERED_CHUNK = 8 * MIB
@@ -216,7 +216,7 @@ def in_threads(n: int, calls: Sequence[Any], perform: Callable[[Any], None]) -> 
 
 def fresh(size: int) -> Bytes:
     """Memory as penstock's restores have it: in huge pages, but where their first touch is dear."""
-    whole = np.frombuffer(anonymous_memory(size + 2 * MIB, huge_pages=True), np.uint8)
+    whole = np.frombuffer(anonymous_memory(size + 2 * MIB, huge_pages=huge_pages_are_cheap()), np.uint8)
     start = -whole.ctypes.data % (2 * MIB)
     return whole[start : start + size]
 
