@@ -9,13 +9,15 @@ from __future__ import annotations
 __all__ = ("DeviceToHost",)
 
 import itertools
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Final, TypeAlias, cast, final
 
 import numpy as np
+from anyio import create_task_group
 
 from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.concurrency.threads import OneThread, Threads, one_thread
@@ -40,6 +42,9 @@ from penstock.stages.messages.batching import described, encoding_room
 PACKED_BELOW = 64 * 1024  # for a larger chunk the cost of its own piece is negligible
 PACKED_TOGETHER_BELOW = 16 * PACKED_BELOW  # for a leaf in several chunks: they are copied
 
+
+AT_ONCE: Final = min(4, os.cpu_count() or 1)
+"""Groups that the processors copy at the same time."""
 
 TIGHT = 2**30
 """Below this budget, copies made by jax are copied again, by a single thread, into memory that returns to
@@ -200,6 +205,31 @@ class _Stager:
                         lease = await self._run.lease(group.cost, group.key_path, prioritised=prioritised)
 
                 following = next(groups, None)
+                if group.is_plain_copy and not tight:
+                    with ExitStack() as leases:
+                        leases.enter_context(releasing(lease))
+                        copied = [(group, lease)]
+                        while following is not None and following.is_plain_copy and len(copied) < AT_ONCE:
+                            lease = self._run.memory.acquire_nowait(following.cost, flow=self._run.flow)
+                            if lease is None:
+                                break
+
+                            leases.enter_context(releasing(lease))
+                            copied.append((following, lease))
+                            following = next(groups, None)
+
+                        batches = await self._copy([group for group, _ in copied])
+
+                    held += [
+                        replace(one, staged=each) for one, (_, each) in zip(batches, copied, strict=True)
+                    ]
+                    if not self._copies_first:
+                        while held:
+                            yield held.pop(0)
+
+                    group, lease, begun = following, None, False
+                    continue
+
                 with releasing(self._lease_ahead(following)) as ahead:
                     with releasing(lease):
                         if group.is_there:
@@ -222,6 +252,29 @@ class _Stager:
                 staged.release()
 
             raise
+
+    async def _copy(self, groups: Sequence[_Group]) -> list[StagedBatch]:
+        """Copy groups in as many threads: one alone does not fill the way to memory."""
+        if len(groups) == 1:
+            return [await self._thread.run(stage_group, groups[0], False, None, False)]
+
+        copied: dict[int, StagedBatch] = {}
+        failures: list[Exception] = []
+
+        async def copy(at: int) -> None:
+            try:
+                copied[at] = await self._thread.run(stage_group, groups[at], False, None, False)
+            except Exception as failure:  # told without the others of the group
+                failures.append(failure)
+
+        async with create_task_group() as copies:
+            for at in range(len(groups)):
+                copies.start_soon(copy, at)
+
+        if failures:
+            raise failures[0]
+
+        return [copied[at] for at in range(len(groups))]
 
     def _lease_ahead(self, group: _Group | None) -> ByteLease | None:
         """Lease the bytes of a group that can begin early. Never waits: the group before it holds bytes."""
@@ -365,6 +418,11 @@ class PieceGroup:
         """True if anything is gained by beginning early."""
         return any(one.plan is not None and one.plan.begin is not None for one in self.planned)
 
+    @property
+    def is_plain_copy(self) -> bool:
+        """True if the processors copy it, in memory."""
+        return not (self.is_there or self.can_begin)
+
     def begin(self) -> None:
         """Start the copies that devices make. Returns at once; called once `cost` is leased."""
         for one in self.planned:
@@ -391,6 +449,7 @@ class _Pack:
     cost: int  #: as that of a `PieceGroup`
     is_there: ClassVar[bool] = False
     can_begin: ClassVar[bool] = False
+    is_plain_copy: ClassVar[bool] = False  # most of its time needs the interpreter
 
     @property
     def key_path(self) -> str:
@@ -415,6 +474,7 @@ class _Taken:
     cost: ClassVar[int] = 0
     is_there: ClassVar[bool] = True
     can_begin: ClassVar[bool] = False
+    is_plain_copy: ClassVar[bool] = False
     key_path: ClassVar[str] = ""
 
     def begin(self) -> None:

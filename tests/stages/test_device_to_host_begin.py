@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from threading import Barrier
 from typing import Any, cast
 
 import jax
@@ -18,7 +19,7 @@ from penstock.handlers import ArrayHandler
 from penstock.handlers.leaves import BoxCopy
 from penstock.kernel import Leaf, PiecePlan
 from penstock.kernel.pipeline import FunctionStage
-from penstock.stages import DeviceToHost, Flatten
+from penstock.stages import DeviceToHost, Flatten, device_to_host
 from penstock.stages.device_to_host import PACKED_BELOW
 
 pytestmark = pytest.mark.anyio
@@ -89,16 +90,20 @@ async def test_a_group_without_room_in_the_budget_begins_once_it_has_its_lease(
     ]
 
 
-async def test_copies_that_nothing_begins_are_not_leased_ahead(rig: Rig) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+async def test_no_copy_is_leased_before_a_thread_can_make_it(
+    rig: Rig, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_to_host, "AT_ONCE", at_once)
     handler = rig.scripted(np.ndarray)
-    rig.limits = replace(rig.limits, piece_bytes=2 * SIZE)
+    rig.limits = replace(rig.limits, piece_bytes=SIZE)
     hang = handler.hang("take", "a")
     async with create_task_group() as tasks:
         tasks.start_soon(stage, rig)
         await hang.wait_reached()
         leased = rig.memory.statistics().leased
         hang.release()
-        assert leased == 2 * SIZE
+        assert leased == at_once * SIZE
 
 
 async def test_leaves_of_a_device_are_begun_ahead(rig: Rig) -> None:
@@ -157,3 +162,62 @@ async def test_a_cancellation_while_a_group_begins_gives_back_its_lease(
 ) -> None:
     hang = handler.hang("begin", "c")
     await cancel_in(hang, lambda: stage(rig), native=native)
+
+
+class Meeting(Scripted):
+    """A handler whose copies wait for one another, two by two."""
+
+    def __init__(self, inner: Any, *, fails: str = "") -> None:
+        super().__init__(inner)
+        self._met = Barrier(2)
+        self._fails = fails
+
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
+        for plan in self._inner.pieces(leaf, piece_bytes):
+            yield replace(plan, take=partial(self._meet, leaf.info.name, plan.take))
+
+    def _meet(self, name: str, take: Callable[[], Any]) -> Any:
+        self._met.wait(timeout=20)
+        if name == self._fails:
+            raise RuntimeError(f"cannot copy {name}")
+
+        return take()
+
+
+def meeting(rig: Rig, **about: Any) -> None:
+    rig.registry = rig.registry.copy()
+    rig.registry.register(np.ndarray, Meeting(rig.registry.lookup(np.ndarray, ""), **about), override=True)
+    rig.limits = replace(rig.limits, piece_bytes=SIZE)
+
+
+async def test_copies_that_processors_make_run_at_the_same_time_and_pass_on_in_order(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_to_host, "AT_ONCE", 2)
+    meeting(rig)
+
+    batches = await stage(rig)
+
+    names = [leaf.info.name for batch in batches for leaf in batch.leaves]
+    assert names == ["a", "b", "c", "d"]
+    for batch in batches:
+        batch.release()
+    rig.check_idle()
+
+
+@pytest.mark.parametrize("name", "abcd")
+async def test_if_one_of_the_copies_fails_all_their_leases_are_given_back(
+    rig: Rig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_to_host, "AT_ONCE", 2)
+    meeting(rig, fails=name)
+
+    with pytest.raises(RuntimeError, match=f"cannot copy {name}"):
+        await save_stages(rig.save_run(), TREE, Flatten(), DeviceToHost(), FunctionStage(released))
+
+    rig.check_idle()
+
+
+async def released(batch: Any) -> Any:
+    batch.release()
+    return batch
