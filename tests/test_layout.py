@@ -292,6 +292,7 @@ IS_ABOUT = {"configuration": "config", "orbax_face": "orbax"}
 
 IS_ALSO_ABOUT = {
     "bench/codecs.py": ("handlers.formats", "handlers.leaves", "kernel"),
+    "bench/contenders/raw.py": ("kernel.memory",),
     "bench/steps.py": ("handlers.formats",),
     "bench/tiers.py": ("handlers.stores", "keeper"),
     "checkpointer/strange_checkpoints.py": ("handlers.formats", "handlers.ocdbt"),

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, field
 from typing import final
 
+from penstock.handlers.stores.publishing.paths import inside_of_process
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.options import fit_fields
 
@@ -84,11 +85,15 @@ class JobOptions:
         object.__setattr__(self, "active_processes", tuple(sorted(given)))
 
     def local_name(self, path: str) -> str | None:
-        """Return what all processes call `path` if it is on local disks; None if it is not.
+        """Return what all processes call `path` if it is on local disks or in keepers; None if it is not.
 
         Args:
             path: Absolute, or the URL of a place in a bucket, which is on no disk.
         """
+        kept = inside_of_process(path)
+        if kept is not None:
+            return f"in keepers: {kept}"
+
         root = self.local_root
         if root is None or not os.path.isabs(path) or os.path.commonpath([root, path]) != root:
             return None

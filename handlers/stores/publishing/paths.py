@@ -4,8 +4,10 @@ from __future__ import annotations
 
 __all__ = (
     "KEEPER_HOST",
+    "OF_PROCESSES",
     "TEMPORARY_SUFFIX",
     "absolute_path",
+    "inside_of_process",
     "is_scheme",
     "is_whole_bucket",
     "path_or_url",
@@ -33,6 +35,9 @@ Orbax's, so that its tools know such a directory, too.
 
 KEEPER_HOST: Final = "localhost"
 """The host of `keeper:///run`, which names none. As of a file, `keeper://localhost/run` is the same."""
+
+OF_PROCESSES: Final = f"keeper://{KEEPER_HOST}/process"
+"""In a keeper: a directory for each process of a job on this host, by its index, for what it alone has."""
 
 _SETTING: Final = "has a {} in it; options and credentials come from the configuration and the environment"
 
@@ -64,6 +69,14 @@ def root_of(url: str) -> str:
     """Return the URL of the bucket that a URL leads into. One store is opened for all that is in it."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.split('/', 1)[0]}"
+
+
+def inside_of_process(path: str) -> str | None:
+    """Return what follows the directory of one process, `OF_PROCESSES`, in a path; None if it is in none."""
+    if not path.startswith(f"{OF_PROCESSES}/"):
+        return None
+
+    return path[len(OF_PROCESSES) + 1 :].partition("/")[2]
 
 
 def is_whole_bucket(path: str) -> bool:

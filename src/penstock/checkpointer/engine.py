@@ -162,13 +162,12 @@ class Engine:
         return self.coordinator.operation(name, is_local=name != path)
 
     def is_local(self, path: str) -> bool:
-        """True if several processes save to `path`, each on its own disk."""
+        """True if several processes save to `path`, each on its own disk or in a keeper."""
         return self.is_joint and self.config.job.local_name(path) is not None
 
     def agreed_name(self, path: str) -> str:
-        """Return what all processes call `path`, which may be on local disks."""
-        job = self.config.job
-        local = None if job.local_root is None else job.local_name(path)
+        """Return what all processes call `path`, which may be on local disks, or in keepers."""
+        local = self.config.job.local_name(path)
         return path if local is None else f"on local disks: {local}"
 
     def counted_caches(self) -> Sequence[BoundedCache[Any, Any]]:

@@ -37,7 +37,7 @@ async def finish(tier: str) -> bool:
     path = path_or_url(tier)
     found = (await Threads(1).run(store_at(path).read_files, [os.path.join(path, TIER_FILE)]))[0]
     record = TierRecord("") if found is None else TierRecord.decode(found)
-    if not record.root or record.names is None:
+    if not record.root or record.names is None or record.n_processes > 1:  # here is a part of each step
         return False
 
     memory = Memory(keep=KeepAll())

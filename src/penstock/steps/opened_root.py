@@ -61,6 +61,9 @@ class RootOptions:
     holder is logged once, and a checkpoint is opened as a root without steps."""
     by_number: bool = True  #: whether steps are ordered by number; else in the order in which they came
     is_owed: Callable[[int], bool] | None = None  #: whether a step stays until it is copied to another tier
+    is_tier: bool = False
+    """Whether it is before another directory of the same steps. Then parts of what several processes saved
+    are not removed on opening, since the others may be elsewhere; and they are no steps of one process."""
 
 
 @final
@@ -152,7 +155,7 @@ class OpenedRoot:
             return await self._reading.run(self._own, await find())
 
         found, parts = await common_steps(operation, find_own)
-        if opens and self._options.writes and self._options.clean:
+        if opens and self._options.writes and self._options.clean and not self._options.is_tier:
             # A step that is not on all disks cannot be restored as a whole.
             await self._threads.run(self._remove_parts, parts)
 
@@ -247,6 +250,8 @@ class OpenedRoot:
             return {}
 
         found = await self._reading.run(self._files.find, listed)
+        if self._options.is_tier and not self.is_local:
+            found = await self._reading.run(self._without_parts, found)
         if opens and not found:
             await self._reading.run(self._warn_of_other_names, listed)
 
@@ -314,6 +319,10 @@ class OpenedRoot:
         for path, became in found.items():
             if became != "kept":
                 self._events.info("step.cleaned_up", path=path)
+
+    def _without_parts(self, steps: Mapping[int, str]) -> Mapping[int, str]:
+        reader, root = on_disk.StepReader(self._store), self._root
+        return {step: name for step, name in steps.items() if not reader.is_part(os.path.join(root, name))}
 
     def _own(self, steps: Mapping[int, str]) -> Mapping[int, OwnStep]:
         """Mark each step on this disk with the process whose part it is."""

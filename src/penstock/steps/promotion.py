@@ -12,8 +12,8 @@ __all__ = ("HeldSteps", "Level", "Promoting", "Promotions")
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
@@ -24,13 +24,17 @@ from structlog.stdlib import BoundLogger
 
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.save_future import SavePromise
+from penstock.handlers.formats.orbax import CHECKPOINT_METADATA
 from penstock.handlers.stores.publishing.paths import scheme_of
+from penstock.handlers.stores.publishing.writer_hold import WriterHold
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import (
+    CoordinationError,
     CorruptCheckpointError,
     KeeperLostError,
     NotACheckpointError,
     PathError,
+    PeerError,
     PenstockError,
     ReplacedError,
     RootInUseError,
@@ -41,14 +45,16 @@ from penstock.kernel.errors import (
 from penstock.kernel.pipeline.failures import without_frame
 from penstock.reports.report import SaveReport
 from penstock.steps.catalogue import NamedSteps
+from penstock.steps.joint_tiers import FoundPart, WholeStep, find_parts
 from penstock.steps.keep_policies import Needs, StepInfo
 from penstock.steps.open_steps import OpenSteps
 from penstock.steps.opened_root import RootOptions
 from penstock.steps.save_decisions import SaveDecisions
 from penstock.steps.save_policies import SavePolicy
+from penstock.steps.step_directory import delete_step
 from penstock.steps.step_names import NameFormat, StepNames
 from penstock.steps.tiers import Memory, Tier
-from penstock.verification.copying import COPY_WORKERS, CheckpointCopier, is_same_checkpoint
+from penstock.verification.copying import COPY_WORKERS, CheckpointCopier, CopySource, is_same_checkpoint
 
 if TYPE_CHECKING:
     from penstock.handlers.stores.keeper.keeper_store import KeeperStore
@@ -91,7 +97,7 @@ class Level:
     ) -> None:
         self.path = path
         self.engine = engine.at(path)
-        self._tier, self._writes = tier, options.writes
+        self._tier, self._writes, self._names = tier, options.writes, names
         self._keeper = _keeper_of(path, self.engine.store)
         if isinstance(tier, Memory) and self._keeper is None:
             raise SpecError("a tier in memory is in the keeper's store; leave out store=, or use Disk")
@@ -99,7 +105,9 @@ class Level:
         self.opened = OpenSteps(self.engine, path, NamedSteps(self.engine.store, path, names), options)
         self.catalogue, self.retention = self.opened.catalogue, self.opened.retention
         self.decisions = SaveDecisions(save_when, partial(there, self), self.opened.root.job)
-        self.not_durable: set[int] = set()  #: steps that are here, and may be lost if the power fails
+        self.not_durable: set[int] = set()
+        """Steps that are here, and may be lost if the power fails, or that are of no use."""
+        self.is_out = False  #: whether no step comes here any more, since one of several processes cannot
         self._bases: list[int] = []  # steps whose values are known here, the latest last
 
     def note_base(self, step: int) -> None:
@@ -116,9 +124,13 @@ class Level:
         steps = self.catalogue.steps
         return [step for step in steps if step not in self.not_durable] if self.not_durable else steps
 
-    @asynccontextmanager
-    async def live(self, record: TierRecord) -> AsyncGenerator[None]:
-        """Open a tier; a keeper is started if there is none.
+    @property
+    def is_local(self) -> bool:
+        """True if several processes have it, each on a disk of its own or in a keeper."""
+        return self.opened.root.is_local
+
+    async def prepare(self, record: TierRecord) -> None:
+        """Make a tier ready to be opened; a keeper is started if there is none.
 
         Args:
             record: Written there, for those who come after a crash.
@@ -126,7 +138,7 @@ class Level:
         Raises:
             KeeperLostError: If it cannot be started, or does not answer.
             PathError: If the tier serves another root: its steps are not of this run.
-            PenstockError: As `OpenSteps.live`.
+            StorageError: If the medium refuses.
         """
         keeper = self._keeper
         if keeper is not None and isinstance(self._tier, Memory) and self._writes:
@@ -137,8 +149,40 @@ class Level:
             await self.opened.reading.run(keeper.take_over, self.path)
 
         await self.opened.reading.run(self._bind, record)
-        async with self.opened.live():
-            yield
+
+    async def check(self) -> None:
+        """Raise `StorageError` if the tier cannot be used any more, as one in a keeper that is lost."""
+        await self.opened.reading.run(self.engine.store.kind, self.path)
+
+    def parts_here(self) -> list[FoundPart]:
+        """List parts of steps that several processes saved, and that are no steps here. Blocking."""
+        if not self.opened.root.holds:  # another process looks
+            return []
+
+        known = {self.catalogue.path(step) for step in self.catalogue.steps} if self.is_local else ()
+        return find_parts(self.engine.store, self.path, self._names, known)
+
+    def remove_parts(self, parts: Sequence[FoundPart]) -> None:
+        """Remove parts that are of no use; those that another process may be using stay. Blocking."""
+        store = self.engine.store
+        for part in parts:
+            place, name = os.path.split(part.path)
+            hold = None if place == self.path else WriterHold(store, place)
+            try:
+                if hold is not None:
+                    hold.take()
+
+                delete_step(store, place, name, None)
+            except RootInUseError:
+                continue
+            except StorageError as error:
+                self.engine.events.warning("step.left_behind", path=part.path, error=repr(error))
+            else:
+                self.engine.events.info("step.cleaned_up", path=part.path)
+            finally:
+                if hold is not None:
+                    with suppress(StorageError):
+                        hold.release()
 
     async def note_elsewhere(self, step: int) -> None:
         """Say to the keeper, if the steps are in one, that another tier has a step now."""
@@ -170,7 +214,7 @@ class Level:
             advice = f"use another directory, or remove {TIER_FILE} with the steps in it"
             raise PathError(self.path, f"{problem}; {advice}")
 
-        if self._writes and record.encode() != found:
+        if self._writes and self.opened.root.holds and record.encode() != found:
             store.make_directory(self.path)
             store.write_file(file, record.encode())
             store.sync_directory(self.path)
@@ -194,11 +238,13 @@ class TierRecord:
     root: str  #: that it serves; empty if it is not known
     tiers: tuple[str, ...] = ()  #: the directories of all of its tiers, the nearest first
     names: StepNames | None = None  #: of step directories; None if they have a format of the caller's
+    n_processes: int = 1  #: that save together
 
     def encode(self) -> bytes:
         """Return the file."""
         names = None if self.names is None else [self.names.prefix, self.names.digits]
-        return json.dumps({"root": self.root, "tiers": self.tiers, "names": names}).encode()
+        together = {} if self.n_processes == 1 else {"processes": self.n_processes}
+        return json.dumps({"root": self.root, "tiers": self.tiers, "names": names, **together}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> TierRecord:
@@ -206,7 +252,8 @@ class TierRecord:
         try:
             told = json.loads(data)
             names = None if told["names"] is None else StepNames(*told["names"])
-            return cls(str(told["root"]), tuple(map(str, told["tiers"])), names)
+            tiers, n_processes = tuple(map(str, told["tiers"])), int(told.get("processes", 1))
+            return cls(str(told["root"]), tiers, names, n_processes)
         except (ValueError, TypeError, KeyError, RecursionError):  # a SpecError of the names is a ValueError
             return cls("")
 
@@ -319,7 +366,7 @@ class Promotions:
         waits_s: Sequence[float] = WAITS_S,
     ) -> None:
         self._levels = levels
-        threads = Threads(COPY_WORKERS)
+        self._threads = threads = Threads(COPY_WORKERS)
         self._promoters = {
             level: _Promoter(level, levels[:number], threads, self._pass_on, after, waits_s)
             for number, level in enumerate(levels)
@@ -352,22 +399,71 @@ class Promotions:
     async def resume(self) -> None:
         """Bring the newest step to each level that lacks it, as after a crash. Older ones are not copied.
 
+        Several processes call this together, and the primary finds what is lacking.
+
         Raises:
             StorageError: If a medium refuses.
+            PeerError: If the primary does not say.
         """
+        if len(self._levels) == 1:
+            return
+
+        for number, newest in await self._levels[-1].opened.root.job.decide("resume", self._lacking):
+            level = self._levels[number]
+            level.engine.events.info("step.promotion_resumed", step=newest, tier=level.path)
+            self._promoters[level].offer(Promoting(newest, [level]))
+
+    async def _lacking(self) -> list[tuple[int, int]]:
+        """Return each level, by its number, that lacks the newest step of the nearer ones, and that step."""
+        found: list[tuple[int, int]] = []
         for number, level in enumerate(self._levels):
             held = HeldSteps(self._levels[:number])
             newest, here = held.latest, level.catalogue.latest
             if newest is None or (here is not None and here > newest):
                 continue
             if newest != here or not await self._promoters[level].is_same(newest):
-                level.engine.events.info("step.promotion_resumed", step=newest, tier=level.path)
-                self._promoters[level].offer(Promoting(newest, [level]))
+                found.append((number, newest))
+
+        return found
+
+    async def put_together(self, whole: WholeStep) -> None:
+        """Make a step in the root of its parts, wherever they are; all processes call this.
+
+        Raises:
+            PenstockError: As `CheckpointCopier.copy_together`.
+        """
+        root = self._levels[-1]
+        engine, path = root.engine, root.catalogue.path(whole.step)
+        mine = whole.bring.get(engine.coordinator.process_index, {})
+        sources = {part: CopySource(engine.at(at).store, at) for part, at in mine.items()}
+        engine.events.info("step.promotion_resumed", step=whole.step, tier=root.path)
+        copier = CheckpointCopier(engine.store, engine.store, self._threads, engine.memory)
+        began = time.perf_counter()
+        nbytes = await copier.copy_together(
+            engine.operation(path),
+            sources,
+            path,
+            processes=whole.processes,
+            overwrite=whole.step in root.catalogue,
+            prepare=root.opened.root.hold,
+        )
+        root.catalogue.add(whole.step, root.catalogue.name(whole.step))
+        seconds = time.perf_counter() - began
+        engine.events.info("step.promoted", step=whole.step, tier=root.path, nbytes=nbytes, seconds=seconds)
 
     def start(self, tasks: TaskGroup) -> None:
         """Begin, in a task group that ends with the manager."""
         for promoter in self._promoters.values():
             tasks.start_soon(promoter.run)
+
+    async def bring(self, step: int) -> None:
+        """Wait until a step waits no more to be copied, and is not being copied.
+
+        Raises:
+            PenstockError: If a try fails.
+        """
+        for promoter in self._promoters.values():
+            await promoter.settle(step)
 
     async def settle(self) -> None:
         """Wait until no step waits to be copied; what failed before is tried at once.
@@ -410,6 +506,9 @@ class Promotions:
 class _Promoter:
     """Copies steps into one level, one after another. Of those that wait, the newest alone stays.
 
+    Of several processes, the primary decides which step is next, and all copy it together. So in the others
+    all wait that were offered, until they hear which are left out. Each try that fails, fails for all.
+
     Args:
         level: Where they go.
         nearer: Where they come from, the nearest first.
@@ -432,7 +531,11 @@ class _Promoter:
         self._threads = threads
         self._pass_on, self._after = pass_on, after
         self._waits_s = waits_s
-        self._waiting: Promoting | None = None
+        self._job = level.opened.root.job
+        self._is_joint = level.engine.is_joint
+        self._decides = not self._is_joint or self._job.coordinator.is_primary
+        self._n_decided = 0
+        self._waiting: dict[int, Promoting] = {}  #: by step; where it is decided here, one at most
         self._busy: Promoting | None = None
         self._is_there = False  # whether that has come
         self._scope = CancelScope()  # of the copy under way
@@ -444,8 +547,8 @@ class _Promoter:
     @property
     def steps(self) -> Sequence[int]:
         """The steps that wait, or are being copied."""
-        busy = None if self._is_there else self._busy
-        return [one.step for one in (self._waiting, busy) if one is not None]
+        busy = () if self._is_there or self._busy is None else (self._busy.step,)
+        return [*self._waiting, *busy]
 
     def has(self, step: int) -> bool:
         """True if a step waits, or is being copied."""
@@ -457,15 +560,20 @@ class _Promoter:
 
     def offer(self, promoting: Promoting) -> None:
         """Have a step copied, unless a newer one comes before its turn."""
-        older, newer = self._waiting, promoting
-        if older is not None and older.step > newer.step:
-            older, newer = newer, older
-
-        self._waiting = newer
-        if older is not None:
-            self._supersede(older)
+        replaced = self._waiting.pop(promoting.step, None)
+        self._waiting[promoting.step] = promoting
+        if replaced is not None:
+            self._supersede(replaced)
+        if self._decides:
+            self._leave_out(max(self._waiting))
 
         self._asked.set()
+
+    def _leave_out(self, before: int) -> None:
+        """Leave out the steps that wait and are older than one that comes."""
+        for step in sorted(self._waiting):
+            if step < before:
+                self._supersede(self._waiting.pop(step))
 
     def _supersede(self, promoting: Promoting) -> None:
         """Leave a step out for a newer one; a level further on may want it, which has a queue of its own."""
@@ -479,24 +587,65 @@ class _Promoter:
         """Copy what is offered, until cancelled."""
         while True:
             await self._asked.wait()
-            promoting, self._waiting = self._waiting, None
-            if promoting is None:
+            if not self._waiting:
                 self._asked = Event()
                 continue
 
-            self._busy, self._is_there = promoting, False
-            try:
-                is_done = await self._try(promoting)
-            finally:
-                self._busy = None
-
+            is_done = await self._try_next()
             self._announce()
             if not is_done:
                 wait_s = self._waits_s[min(self._n_failed, len(self._waits_s)) - 1]
                 with move_on_after(wait_s):
                     await self._hurry.wait()
 
-    async def _try(self, promoting: Promoting) -> bool:
+    async def _try_next(self) -> bool:
+        """Copy the step whose turn it is.
+
+        Returns:
+            False if it waits for another try.
+        """
+        try:
+            step, source = await self._next()
+        except (StorageError, PeerError, CoordinationError) as error:
+            self._note_failed(error)
+            return False
+
+        promoting = self._waiting.pop(step)
+        self._leave_out(step)
+        self._busy, self._is_there = promoting, False
+        try:
+            return await self._try(promoting, source)
+        finally:
+            self._busy = None
+
+    async def _next(self) -> tuple[int, int | None]:
+        """Return the next step, and the number of the level that all processes copy it from.
+
+        Raises:
+            StorageError: If a medium does not say if it is here already.
+            PeerError: If the primary does not say what is next.
+        """
+        if not self._is_joint:
+            return max(self._waiting), None
+
+        self._n_decided += 1
+        step, source = await self._job.decide(f"promote {self._n_decided}", self._chosen)
+        while step not in self._waiting:  # it is kept in the primary, and will be here in a moment
+            self._asked = Event()
+            await self._asked.wait()
+
+        return step, source
+
+    async def _chosen(self) -> tuple[int, int | None]:
+        step = max(self._waiting)
+        if step in self._level.catalogue and await self.is_same(step):
+            return step, None
+
+        there = [number for number, level in enumerate(self._nearer) if step in level.catalogue]
+        there = [number for number in there if not self._nearer[number].is_out]
+        return step, there[self._n_failed % len(there)] if there else -1
+
+    async def _try(self, promoting: Promoting, source: int | None) -> bool:
         """Copy a step. What the medium refuses waits for the next try, if no newer step does.
 
         Returns:
@@ -505,11 +654,17 @@ class _Promoter:
         began = time.perf_counter()
         with CancelScope() as self._scope:
             try:
-                nbytes = await self._bring(promoting.step)
+                if self._is_joint:
+                    nbytes = await self._bring_together(promoting.step, source)
+                else:
+                    nbytes = await self._bring(promoting.step)
             except (StorageError, RootInUseError, ReplacedError) as error:
-                self._failure = without_frame(error)
-                self._n_failed += 1
+                self._note_failed(error)
             except PenstockError as error:  # the same again would fail again
+                if self._is_joint and source != -1:  # the others do not know what failed here
+                    self._note_failed(error)
+                    return self._wait_again(promoting)
+
                 self._events.error(
                     "step.promotion_ended", step=promoting.step, tier=self._level.path, error=repr(error)
                 )
@@ -532,15 +687,57 @@ class _Promoter:
             self._fail_cancelled(promoting)
             return True
 
+        return self._wait_again(promoting)
+
+    def _note_failed(self, error: PenstockError) -> None:
+        self._failure = without_frame(error)
+        self._n_failed += 1
+
+    def _wait_again(self, promoting: Promoting) -> bool:
+        """Let a step wait for the next try, if no newer one does. Returns False."""
         self._events.warning(
             "step.promotion_failed", step=promoting.step, tier=self._level.path, error=repr(self._failure)
         )
-        if self._waiting is None:
-            self._waiting = promoting
+        if not self._decides or not self._waiting:
+            self._waiting[promoting.step] = promoting
         else:
             self._supersede(promoting)
 
         return False
+
+    async def _bring_together(self, step: int, number: int | None) -> int:
+        """Copy a step together with the other processes; return the bytes copied, 0 if it was here.
+
+        Args:
+            step: Its number.
+            number: Of the level that it is copied from; None if it is here, -1 if it is nowhere any more.
+
+        Raises:
+            PenstockError: If it cannot be copied by one of them.
+        """
+        level, path = self._level, self.path_of(step)
+        if number is None:
+            return 0
+        if number == -1:
+            raise NotACheckpointError(path, "the step is in no nearer tier any more")
+
+        source, coordinator = self._nearer[number], level.engine.coordinator
+
+        async def prepare() -> None:
+            await level.opened.root.hold()
+            await level.retention.forget(step)
+
+        copier = CheckpointCopier(source.engine.store, level.engine.store, self._threads, level.engine.memory)
+        nbytes = await copier.copy_together(
+            level.engine.operation(path),
+            {coordinator.process_index: CopySource(source.engine.store, source.catalogue.path(step))},
+            path,
+            processes=coordinator.processes if source.is_local else (),
+            overwrite=step in level.catalogue,
+            prepare=prepare,
+        )
+        level.catalogue.add(step, level.catalogue.name(step))
+        return nbytes
 
     async def _bring(self, step: int) -> int:
         """Copy a step from the nearest level where it is whole; return the bytes copied, 0 if it was here.
@@ -586,9 +783,15 @@ class _Promoter:
         """
         source = HeldSteps(self._nearer).holders(step)[0]
         stores = source.engine.store, self._level.engine.store
-        return await self._threads.run(
-            is_same_checkpoint, stores[0], source.catalogue.path(step), stores[1], self.path_of(step)
-        )
+        paths = source.catalogue.path(step), self.path_of(step)
+        if not source.is_local or self._level.is_local:
+            return await self._threads.run(is_same_checkpoint, stores[0], paths[0], stores[1], paths[1])
+
+        def alike() -> bool:  # what is made of parts has the times of the primary's
+            files = [os.path.join(path, CHECKPOINT_METADATA) for path in paths]
+            return stores[0].read_files(files[:1]) == stores[1].read_files(files[1:])
+
+        return await self._threads.run(alike)
 
     async def _note_there(self, promoting: Promoting) -> None:
         step, path = promoting.step, self.path_of(promoting.step)
@@ -602,14 +805,20 @@ class _Promoter:
         for level in (self._level, *self._nearer):
             if step in level.catalogue:
                 await level.note_elsewhere(step)
+            if self._is_joint or step in level.catalogue:  # all processes decide about the same
                 await self._after(level, step)
 
-    async def settle(self) -> None:
-        """See `Promotions.settle`."""
-        tries = self._n_failed
-        self._hurry.set()
+    async def settle(self, step: int | None = None) -> None:
+        """See `Promotions.settle`, and `Promotions.bring` for one step."""
+        # All of a job raise what failed for all: a try more in one of them would wait for the others.
+        tries = -1 if self._is_joint else self._n_failed
+        if not self._is_joint:
+            self._hurry.set()
         try:
-            while self._waiting is not None or self._busy is not None:
+            while (self._waiting or self._busy is not None) and (step is None or self.has(step)):
+                if self._is_joint and self._failure is not None:
+                    raise self._failure
+
                 await self._changed.wait()
                 if self._failure is not None and self._n_failed > tries:
                     raise self._failure
@@ -617,11 +826,13 @@ class _Promoter:
             self._hurry = Event()
 
     def cancel(self, promoting: Promoting) -> None:
-        """Copy this step no further."""
-        if self._busy is promoting:
+        """Copy this step no further; of several processes, one alone waits for it no longer."""
+        if self._is_joint and (self._busy is promoting or self._waiting.get(promoting.step) is promoting):
+            self._fail_cancelled(promoting)
+        elif self._busy is promoting:
             self._scope.cancel()  # the copy's task fails it
-        elif self._waiting is promoting:
-            self._waiting = None
+        elif self._waiting.get(promoting.step) is promoting:
+            del self._waiting[promoting.step]
             self._fail_cancelled(promoting)
         elif promoting in self._superseded:
             self._superseded.remove(promoting)
@@ -634,19 +845,22 @@ class _Promoter:
         promoting.fail(SaveCancelledError(problem), is_seen=True)
 
     async def drop(self, step: int, problem: PenstockError) -> None:
-        """Copy a step no further, whose number this is; return when that is over."""
+        """Copy a step no further, whose number this is; return when that is over.
+
+        Several processes have begun it together, and so they bring it to its end.
+        """
         for one in self._unfulfilled():
             if one.step == step:
                 one.fail(problem)
                 self.cancel(one)
 
-        while self._busy is not None and self._busy.step == step:
+        while (self._busy is not None and self._busy.step == step) or step in self._waiting:
             await self._changed.wait()
 
     def end(self, because: BaseException | None) -> None:
         """See `Promotions.end`."""
         left = self._unfulfilled()
-        self._waiting, self._superseded = None, []
+        self._waiting, self._superseded = {}, []
         for one in left:
             problem = (
                 f"the CheckpointManager was left before step {one.step} was copied to {self._level.path!r}"
@@ -654,7 +868,8 @@ class _Promoter:
             one.fail(SaveCancelledError(problem) if because is None else because, is_seen=True)
 
     def _unfulfilled(self) -> list[Promoting]:
-        return [one for one in (self._waiting, self._busy, *self._superseded) if one is not None]
+        busy = () if self._busy is None else (self._busy,)
+        return [*self._waiting.values(), *busy, *self._superseded]
 
     def _announce(self) -> None:
         self._changed.set()

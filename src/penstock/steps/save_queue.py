@@ -29,7 +29,9 @@ from penstock.kernel.errors import (
     KeeperLostError,
     NoSpaceError,
     NotACheckpointError,
+    NotOnThisDiskError,
     OlderStepError,
+    PeerFailedError,
     PenstockError,
     SpecError,
     StepExistsError,
@@ -37,6 +39,8 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.pipeline.pipeline import Milestone
 from penstock.kernel.pipeline.run_context import BaseIfWhole, SaveRequest
+from penstock.kernel.protocols.coordinator import Operation, SoleOperation
+from penstock.steps.joint_tiers import FoundPart, absent_levels, superseded, whole_step
 from penstock.steps.keep_policies import Metric, Mode, Needs, as_keep_policy
 from penstock.steps.opened_root import RootOptions
 from penstock.steps.promotion import HeldSteps, Level, Promotions, TierRecord
@@ -96,9 +100,6 @@ class StepSaves:
         if options.writes:
             self._keeper.keep_below(root)
 
-        if tiers and engine.is_joint:
-            raise SpecError("tiers are for one process; a job of several saves into the root")
-
         self._root, self._writes = root, options.writes
         self._link = link
         self._names = names if isinstance(names, StepNames) else None
@@ -106,13 +107,15 @@ class StepSaves:
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
+        self._doubtful: list[Level] = []  # where a save of several processes failed since the last look
+        process = engine.coordinator.process_index if engine.is_joint else None
         owing = replace(options, is_owed=self._is_owed if tiers else None)
         keeps = [options.keep, *[as_keep_policy(tier.keep) for tier in tiers]]
         self.levels: list[Level] = []
         """Where steps are, the nearest first; the last one is the root."""
         for tier, keep in zip(tiers, keeps[1:], strict=True):
-            used = replace(owing, keep=keep, metadata=None)
-            place, policy = path_of(tier, root), as_save_policy(tier.save_when)
+            used = replace(owing, keep=keep, metadata=None, is_tier=True)
+            place, policy = path_of(tier, root, process), as_save_policy(tier.save_when)
             try:
                 level = Level(checkpointer.engine, place, names, policy, used, self._known_steps, tier)
             except ConfigError as error:
@@ -125,6 +128,10 @@ class StepSaves:
                 self.levels.append(level)
 
         self.levels.append(Level(checkpointer.engine, root, names, save_when, owing, self._known_steps))
+        local = [level.is_local for level in self.levels]
+        if local != sorted(local, reverse=True):
+            raise SpecError("what all processes see cannot come before what each has on a disk of its own")
+
         self._promotions = Promotions(self.levels, self._delete_what_goes)
         self.held = HeldSteps(self.levels)  #: the steps of all of them
         self.reading = self.levels[-1].opened.reading  #: threads for what only reads
@@ -163,15 +170,7 @@ class StepSaves:
             if owned is not None:
                 await opened.enter_async_context(owned)
 
-            record = TierRecord(self._root, tuple([level.path for level in self.levels[:-1]]), self._names)
-            for level in self.levels[:-1]:
-                try:
-                    await opened.enter_async_context(level.live(record))
-                except KeeperLostError as error:  # the next tier does without
-                    self._events.warning("step.tier_absent", tier=level.path, error=repr(error))
-                    self.levels = self.held.levels = [each for each in self.levels if each is not level]
-                    self._promotions = Promotions(self.levels, self._delete_what_goes)
-
+            await self._open_tiers(opened)
             tasks = await opened.enter_async_context(self.levels[-1].opened.live(self._raise_on_leaving))
             if sigterm:
                 await tasks.start(hear_sigterm, self.preempt)
@@ -181,6 +180,7 @@ class StepSaves:
             failure: BaseException | None = None
             try:
                 if self._writes:
+                    await self._use_parts()
                     self._promotions.start(tasks)
                     await self._promotions.resume()
 
@@ -195,6 +195,94 @@ class StepSaves:
                 self._promotions.end(failure if isinstance(failure, PenstockError) else None)
                 self._keeper.note(self._root, "closed")
                 del failure  # its traceback refers to this frame
+
+    async def _open_tiers(self, opened: AsyncExitStack) -> None:
+        """Open the tiers, but for those that a process of the job cannot use: the next tier does without."""
+        tiers = self.levels[:-1]
+        if not tiers:
+            return
+
+        processes = len(self._engine.coordinator.processes)
+        record = TierRecord(self._root, tuple([level.path for level in tiers]), self._names, processes)
+
+        async def prepare() -> Mapping[int, str]:
+            absent: dict[int, str] = {}
+            for number, level in enumerate(tiers):
+                try:
+                    await level.prepare(record)
+                except KeeperLostError as error:
+                    absent[number] = repr(error)
+
+            return absent
+
+        absent = await absent_levels(self._operation("tiers"), prepare)
+        for number, level in enumerate(tiers):
+            problem = absent.get(number)
+            if problem is None:
+                try:
+                    await opened.enter_async_context(level.opened.live())
+                except KeeperLostError as error:
+                    if self._engine.is_joint:
+                        raise
+
+                    problem = repr(error)
+            if problem is not None:
+                self._events.warning("step.tier_absent", tier=level.path, error=problem)
+                self.levels = self.held.levels = [each for each in self.levels if each is not level]
+                self._promotions = Promotions(self.levels, self._delete_what_goes)
+
+    def _operation(self, about: str) -> Operation:
+        """Return what the processes agree by about all levels together."""
+        if not self._writes and not any(level.is_local for level in self.levels):
+            return SoleOperation()  # who only reads may be in one process alone
+
+        return self._engine.coordinator.operation(f"{about} of {self._engine.agreed_name(self._root)}")
+
+    async def _use_parts(self) -> None:
+        """Put the newest step together, if its parts are not where these processes can restore them.
+
+        If a part is damaged, another copy of it is used, or an older step.
+        """
+        tiers, root = self.levels[:-1], self.levels[-1]
+        if not tiers or root.is_local:
+            return
+
+        found: dict[Level, list[FoundPart]] = {}
+        damaged: set[str] = set()
+        failure: PenstockError | None = None
+
+        async def find() -> list[FoundPart]:
+            if failure is not None:
+                raise failure  # the others hear of it here
+
+            for level in tiers:
+                found[level] = await level.opened.reading.run(level.parts_here)
+
+            return [part for level in tiers for part in found[level] if part.path not in damaged]
+
+        latest = -1 if self.held.latest is None else self.held.latest
+        while (whole := await whole_step(self._operation("parts"), find, latest)) is not None:
+            try:
+                await self._promotions.put_together(whole)
+            except PeerFailedError:
+                continue  # the process that failed says next what becomes of it
+            except CorruptCheckpointError as error:
+                mine = whole.bring.get(self._engine.coordinator.process_index, {}).values()
+                bad = {path for path in mine if error.path == path or error.path.startswith(f"{path}/")}
+                damaged |= bad
+                failure = None if bad else error
+                self._events.error("step.damaged", path=error.path, error=repr(error))
+            except PenstockError as error:
+                failure = error
+            else:
+                break
+
+        processes = self._engine.coordinator.processes if self._engine.is_joint else ()
+        for level, parts in found.items():
+            useless = superseded(parts, self.held.latest, processes)
+            await level.opened.threads.run(level.remove_parts, useless)
+            left = [part for part in parts if part not in useless]
+            level.not_durable |= {part.step for part in left if os.path.dirname(part.path) == level.path}
 
     def check_open(self) -> None:
         """Raise `ClosedError` unless the manager is open."""
@@ -218,15 +306,40 @@ class StepSaves:
             PeerSilentError: If process 0 of a job of several does not decide.
         """
         self.check_order(step, overwrite=overwrite)
-        wanted = [level for level in self.levels if force or await level.decisions.wanted(step)]
+        await self._leave_lost_tiers()
+        wanted = [
+            level
+            for level in self.levels
+            if not level.is_out and (force or await level.decisions.wanted(step))
+        ]
         failure = self.take_unseen()
         if failure is not None:
             if wanted and isinstance(failure, Exception):
-                await self._refuse(step, failure)
+                await self._refuse(step, failure, wanted[0])
 
             raise failure
 
         return wanted
+
+    async def _leave_lost_tiers(self) -> None:
+        """After a joint save has failed in a tier: save there no more, if a process cannot use it."""
+        doubtful, self._doubtful = self._doubtful, []
+        if not doubtful:
+            return
+
+        async def check() -> Mapping[int, str]:
+            lost: dict[int, str] = {}
+            for number, level in enumerate(doubtful):
+                try:
+                    await level.check()
+                except StorageError as error:
+                    lost[number] = repr(error)
+
+            return lost
+
+        for number, problem in (await absent_levels(self._operation("tiers"), check)).items():
+            doubtful[number].is_out = True
+            self._events.warning("step.tier_absent", tier=doubtful[number].path, error=problem)
 
     def replaces(self, step: int) -> bool:
         """True if an existing step is saved again unasked, because its name may not be durable."""
@@ -264,11 +377,12 @@ class StepSaves:
         tasks, was_newest = self._running(), step >= self._newest()
         pending = self._pending[step] = _Pending(to[0], was_newest)
         try:
-            contents = await self._contents(step, items, metrics)
+            contents = await self._contents(step, items, metrics, to[0])
             begun_s = time.monotonic()
             future = await self._save_into_first(step, contents, request, to, pending)
         except BaseException:
             del self._pending[step]
+            self._note_doubtful(pending.level)
             pending.ended.set()
             raise
 
@@ -279,8 +393,10 @@ class StepSaves:
         tasks.start_soon(self._follow, step, pending, future)
         return future
 
-    async def _contents(self, step: int, items: object, metrics: Mapping[str, Any] | None) -> Composite:
-        """Return the contents of a step."""
+    async def _contents(
+        self, step: int, items: object, metrics: Mapping[str, Any] | None, level: Level
+    ) -> Composite:
+        """Return the contents of a step that is saved at a level."""
         try:
             if metrics is not None:
                 given = metrics
@@ -291,7 +407,7 @@ class StepSaves:
 
             return step_items(items, metrics)
         except Exception as error:
-            await self._refuse(step, error)
+            await self._refuse(step, error, level)
             raise
 
     async def _save_into_first(
@@ -310,7 +426,7 @@ class StepSaves:
                 await self._free(step, level)
                 future = await self._save_with_room(level, step, items, replace(request, path=path), onward)
             except StorageError as error:
-                if not further:
+                if not further or self._engine.is_joint:  # the others have heard of it, and fail, too
                     raise
 
                 self._events.warning("step.tier_failed", step=step, tier=level.path, error=repr(error))
@@ -327,12 +443,12 @@ class StepSaves:
             await level.opened.root.hold()
             await level.retention.forget(step)
         except Exception as error:
-            await self._refuse(step, error)
+            await self._refuse(step, error, level)
             raise
 
-    async def _refuse(self, step: int, error: Exception) -> None:
-        """Tell the other processes, which would wait for this one, that it does not save a step."""
-        await self._engine.operation(self.levels[-1].catalogue.path(step)).refuse(error)
+    async def _refuse(self, step: int, error: Exception, level: Level) -> None:
+        """Tell the other processes, which would wait for this one, that it does not save a step there."""
+        await self._engine.operation(level.catalogue.path(step)).refuse(error)
 
     async def best_step(self, metric: Metric, mode: Mode) -> int | None:
         """Return the step with the best metric, as the function of this name; its metrics are read first."""
@@ -351,13 +467,21 @@ class StepSaves:
         Raises:
             PenstockError: What the last level that has it fails with.
         """
-        operations, holders = self._checkpointer.operations, self.held.holders(step)
-        for level in holders:
+        operations, tried = self._checkpointer.operations, list[Level]()
+        while (
+            level := next((each for each in self.held.holders(step) if each not in tried), None)
+        ) is not None:
             path = level.catalogue.path(step)
+            tried.append(level)
             try:
                 found = await read(operations, self.reading, path)
+            except NotOnThisDiskError:  # on another mesh than it was saved on
+                if level is self.held.holders(step)[-1]:
+                    await self._promotions.bring(step)
+                if level is self.held.holders(step)[-1]:
+                    raise
             except (CorruptCheckpointError, NotACheckpointError, StorageError) as error:
-                if level is holders[-1]:
+                if level is self.held.holders(step)[-1]:
                     raise
 
                 self._events.error("step.damaged", path=path, error=repr(error))
@@ -468,7 +592,14 @@ class StepSaves:
         elif level.opened.root.is_local:
             level.catalogue.remove([step])  # if it was to be overwritten, it may be on some disks
 
+        if future.status == "failed":
+            self._note_doubtful(level)
+
         pending.done.set()
+
+    def _note_doubtful(self, level: Level) -> None:
+        if self._engine.is_joint and level is not self.levels[-1]:  # it has failed in all processes
+            self._doubtful.append(level)
 
     async def _follow(self, step: int, pending: _Pending, future: SaveFuture) -> None:
         try:

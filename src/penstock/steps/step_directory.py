@@ -217,6 +217,10 @@ class StepReader:
 
         return None
 
+    def is_part(self, path: str) -> bool:
+        """True if the step at `path` is what one of several processes saved to a disk of its own."""
+        return self._store.kind(os.path.join(path, DISK_MARK)) is not None
+
     def disk_mark(self, path: str) -> DiskMark | None:
         """Read whose part the step at `path` is; None if it is a whole one. Opens two or three files.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, Literal, TypeAlias, cast, final
 
-from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
+from penstock.handlers.stores.publishing.paths import OF_PROCESSES, path_or_url, scheme_of
 from penstock.kernel.errors import SpecError
 from penstock.kernel.options import fit
 from penstock.steps.keep_policies import KeepPolicy, as_keep_policy
@@ -122,11 +122,17 @@ def as_tiers(given: Tier | Iterable[Tier] | Literal["memory"], root: str) -> Seq
     return tiers
 
 
-def path_of(tier: Tier, root: str) -> str:
-    """Return the directory of a tier of a root."""
+def path_of(tier: Tier, root: str, process: int | None = None) -> str:
+    """Return the directory of a tier of a root.
+
+    Args:
+        tier: Which.
+        root: Of a run.
+        process: The index of this process, if it is one of several: each has a directory in its keeper.
+    """
     if isinstance(tier, Disk):
         return str(tier.path)
 
     scheme = scheme_of(root)  # the keeper has the steps of many roots
     inside = f"local{root}" if scheme is None else f"{scheme}/{root.partition('://')[2]}"
-    return path_or_url(f"keeper:///{inside}")
+    return path_or_url(f"keeper:///{inside}") if process is None else f"{OF_PROCESSES}/{process}/{inside}"

@@ -3,35 +3,46 @@
 The copy knows files only, no leaves: it has the same bytes, whatever wrote them. Each range whose checksum
 was recorded is compared on the way, so that damage is not copied. It is published in one step, when all of
 it is durable.
+
+The processes of a job copy together: each brings its files, by one operation as in a save. What each of them
+has on a disk of its own becomes one checkpoint where all see it.
 """
 
 from __future__ import annotations
 
-__all__ = ("COPY_WORKERS", "CheckpointCopier", "is_same_checkpoint")
+__all__ = ("COPY_WORKERS", "CheckpointCopier", "CopySource", "is_same_checkpoint")
 
+import hashlib
+import heapq
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import time
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
-from typing import Final, final
+from typing import Any, Final, NamedTuple, final
 
+import msgpack
 from anyio import CancelScope, create_task_group, move_on_after
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
 from penstock.handlers.formats.orbax import digest_in_mark
 from penstock.handlers.formats.orbax.file_names import COMMIT_MARK
+from penstock.handlers.formats.orbax.joined_parts import FileShare, JoinedParts, Move, PartRecord, join_parts
 from penstock.handlers.formats.verification import RecordedRange
 from penstock.handlers.stores.publishing.paths import temporary_path
-from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged, reading
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, TruncatedDataError
+from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PeerError, TruncatedDataError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.build_place import Overwrite
+from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.stores import DataFile, ReadableFile, Store
+from penstock.kernel.protocols.written import Document
 from penstock.verification.checkpoint_survey import survey_checkpoint
 
 COPY_WORKERS: Final = 4
@@ -41,6 +52,16 @@ MOST_BLOCK: Final = 16 * 2**20
 LEAST_BLOCK: Final = 2**16
 _SHARE: Final = 4  # of the budget; saves and restores have the rest, however slow the target is
 _CLEANING_S: Final = 60.0
+_PARTS: Final = "_PENSTOCK_PARTS"
+"""Where processes tell the primary what is in their parts, and the primary what each of them brings."""
+
+
+@final
+class CopySource(NamedTuple):
+    """A finished checkpoint, or a part of one."""
+
+    store: Store
+    path: str
 
 
 @final
@@ -103,19 +124,14 @@ class CheckpointCopier:
         on_progress: Callable[[int], object],
         reading: Reading,
     ) -> int:
-        files = await self.threads.run(_files_of, reading.store, path, self.target.placement.document_bytes)
-        at_once = self.target.directories is not None
-        replaces: Overwrite = overwrite and (True if at_once else "delete-first")
-        place = Workspace(
-            self.target, self.threads, destination, temporary_path(destination), overwrite=replaces
-        )
+        source = CopySource(reading.store, path)
+        files = await self.threads.run(_files_of, source, self.target.placement.document_bytes)
+        place = self._place(destination, overwrite)
         try:
             await place.open()
-            block = min(MOST_BLOCK, max(self.memory.limit // (_SHARE * COPY_WORKERS), LEAST_BLOCK))
-            block = min(block, self.memory.limit)
-            await self._fill(
-                _Transfer(reading.store, self.target, path, place, files, block, on_progress), block
-            )
+            progress = _Progress(on_progress)
+            await self._fill(place, files, progress)
+            await self.threads.run(files.write_documents, self.target, place, progress)
             await reading.end()
             await place.publish()
         except BaseException:
@@ -128,8 +144,193 @@ class CheckpointCopier:
 
         return files.nbytes
 
-    async def _fill(self, transfer: _Transfer, block: int) -> None:
-        """Write the data, then the documents, the mark last; each kind is durable before the next begins."""
+    async def copy_together(
+        self,
+        operation: Operation,
+        sources: Mapping[int, CopySource],
+        destination: str,
+        *,
+        processes: Sequence[int] = (),
+        overwrite: bool = False,
+        prepare: Callable[[], Awaitable[object]],
+    ) -> int:
+        """Copy a checkpoint together with the other processes of a job; all call it, and all or none succeed.
+
+        On disks of their own each copies its part. Otherwise the parts of all become one checkpoint; or all
+        see the source, and each copies some of its files.
+
+        Args:
+            operation: On the destination, not joined yet.
+            sources: What this process brings: parts, by the process that saved them, or the checkpoint.
+            destination: Where it goes.
+            processes: Who saved the parts; none if they are no parts.
+            overwrite: As for `copy`.
+            prepare: Called first, when the others hear of a failure.
+
+        Returns:
+            The bytes that this process copied.
+
+        Raises:
+            PeerError: If another process failed, or did not come.
+            CorruptCheckpointError: As `copy`; also if a part is missing.
+            PenstockError: As `copy`.
+
+        Cancellation:
+            The others hear of it. Nothing is left at the destination.
+        """
+        place = self._place(destination, overwrite, joins=not operation.publishes)
+        try:
+            async with operation.running(place.take_back), AsyncExitStack() as held:
+                operation.at("prepare")
+                await prepare()
+                readings = [
+                    await held.enter_async_context(reading(source.store, self.threads, source.path))
+                    for source in sources.values()
+                ]
+                files = await self._copy_share(operation, place, sources, processes)
+                for each in readings:
+                    await each.end()
+
+                operation.at("publish")
+                await operation.publish(place.publish)
+        except BaseException as error:
+            with move_on_after(_CLEANING_S, shield=True):
+                await place.discard()
+                if isinstance(error, PeerError):  # on local disks it counts only if all have published
+                    await place.withdraw()
+
+            raise
+        finally:
+            place.release()
+
+        return files.nbytes
+
+    async def _copy_share(
+        self,
+        operation: Operation,
+        place: Workspace,
+        sources: Mapping[int, CopySource],
+        processes: Sequence[int],
+    ) -> _Files:
+        """Copy what this process brings; return when all have, and nothing is left but to publish."""
+        run, small = self.threads.run, self.target.placement.document_bytes
+        found = {index: await run(_files_of, source, small) for index, source in sources.items()}
+        joins = bool(processes) and not operation.is_local
+        parts: dict[int, PartRecord] = {}
+        if joins:
+            parts = {
+                index: await run(PartRecord.read, source.store, source.path, found[index].lengths)
+                for index, source in sources.items()
+            }
+
+        own = next(iter(found.values()), _Files())
+        listing = () if processes else sorted(own.lengths.items())  # all see it, and see the same
+        plan = repr((operation.path, sorted(processes), listing))
+
+        async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
+            if not operation.is_local and not operation.is_alone:
+                place.build_below(operation.identity)
+
+            await place.open()
+            return place.path(""), b""
+
+        operation.at("agree")
+        digest = hashlib.sha256(plan.encode("utf-8", "surrogatepass")).digest()
+        await operation.agree(digest, lambda: [f"the copy\t{plan}"], begin, enter=place.enter)
+        operation.at("write")
+        if joins:
+            files = await self._joined(operation, place, found, parts, processes)
+        elif operation.is_local:
+            files = own
+        else:
+            files = own.divided(operation.processes.index(operation.process_index), len(operation.processes))
+
+        progress = _Progress()
+        await self._fill(place, files, progress)
+        if operation.is_local:
+            await run(files.write_documents, self.target, place, progress)
+
+        async def bring() -> bytes:
+            return b""  # all that it has to say is at the place
+
+        async def merge(_: Mapping[int, bytes]) -> None:
+            if not operation.is_local:
+                await run(self.target.remove_tree, place.path(_parts_folder(operation)))
+                await run(files.write_documents, self.target, place, progress)
+
+        operation.at("commit")
+        await operation.commit(bring, merge)
+        return files
+
+    async def _joined(
+        self,
+        operation: Operation,
+        place: Workspace,
+        found: Mapping[int, _Files],
+        parts: Mapping[int, PartRecord],
+        processes: Sequence[int],
+    ) -> _Files:
+        """Tell the primary what is in the parts here; return what is to be brought of them.
+
+        What is told may be many MiB, so it is in files, which are removed before all is published.
+        """
+        run, target, folder = self.threads.run, self.target, _parts_folder(operation)
+
+        def tell() -> None:
+            place.make_directory(folder)
+            for index, part in parts.items():
+                target.write_file(place.path(f"{folder}/{index}"), part.encoded())
+
+        def decide() -> JoinedParts:
+            known = dict(parts)
+            for index in processes:
+                if index not in known:
+                    file = place.path(f"{folder}/{index}")
+                    if operation.is_alone or target.kind(file) is None:
+                        raise CorruptCheckpointError(
+                            place.final, f"no process has the part of process {index}"
+                        )
+
+                    known[index] = PartRecord.decoded(file, target.read_file(file))
+
+            joined = join_parts(known, time.time_ns())
+            for index in processes:
+                if index not in parts:
+                    target.write_file(place.path(f"{folder}/{index}-brings"), _encoded(joined.shares[index]))
+
+            return joined
+
+        def hear(index: int) -> Mapping[str, FileShare]:
+            file = place.path(f"{folder}/{index}-brings")
+            return _decoded(file, target.read_file(file))
+
+        if not operation.is_primary:
+            await run(tell)
+
+        await operation.meet("told")
+        joined = await run(decide) if operation.is_primary else None
+        await operation.meet("chosen")
+        data: dict[str, _Data] = {}
+        for index, files in found.items():
+            shares = joined.shares[index] if joined is not None else await run(hear, index)
+            data |= files.needed(shares)
+
+        documents = () if joined is None else joined.documents
+        names = {*data, *[document.path for document in documents]}
+        nbytes = sum([len(document.data) for document in documents])
+        return _Files(_directories_of(names), data, lambda: documents, nbytes)
+
+    def _place(self, destination: str, overwrite: bool, *, joins: bool = False) -> Workspace:
+        at_once = self.target.directories is not None
+        replaces: Overwrite = overwrite and (True if at_once else "delete-first")
+        beside = temporary_path(destination)
+        return Workspace(self.target, self.threads, destination, beside, overwrite=replaces, joins=joins)
+
+    async def _fill(self, place: Workspace, files: _Files, progress: _Progress) -> None:
+        """Write the data, durably."""
+        block = min(MOST_BLOCK, max(self.memory.limit // (_SHARE * COPY_WORKERS), LEAST_BLOCK))
+        block = min(block, self.memory.limit)
+        transfer = _Transfer(self.target, place, files, block, progress)
         run, failures = self.threads.run, list[Exception]()
 
         async def work(others: CancelScope) -> None:
@@ -157,8 +358,6 @@ class CheckpointCopier:
             with CancelScope(shield=True):
                 await run(transfer.close)
 
-        await run(transfer.copy_documents)
-
 
 def is_same_checkpoint(store: Store, path: str, other_store: Store, other: str) -> bool:
     """True if two checkpoints have one content, as far as their marks say; one without digests may. Blocking.
@@ -176,6 +375,57 @@ def is_same_checkpoint(store: Store, path: str, other_store: Store, other: str) 
     return None in digests or digests[0] == digests[1]
 
 
+def _parts_folder(operation: Operation) -> str:
+    return f"{_PARTS}-{operation.identity}"
+
+
+def _encoded(shares: Mapping[str, FileShare]) -> bytes:
+    return msgpack.packb({name: [share.nbytes, *share.moves] for name, share in shares.items()})
+
+
+def _decoded(path: str, data: bytes) -> Mapping[str, FileShare]:
+    try:
+        told: dict[str, Any] = msgpack.unpackb(data)
+        return {
+            name: FileShare(int(nbytes), tuple([Move(*map(int, move)) for move in moves]))
+            for name, (nbytes, *moves) in told.items()
+        }
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise CorruptCheckpointError(path, f"does not say what is to be brought: {error}") from error
+
+
+def _directories_of(names: Iterable[str]) -> list[str]:
+    """Return the directories that files are in, each before those below it."""
+    found: set[str] = set()
+    for name in names:
+        folder = os.path.dirname(name)
+        while folder and folder not in found:
+            found.add(folder)
+            folder = os.path.dirname(folder)
+
+    return sorted(found)
+
+
+@final
+class _Progress:
+    """Adds up the bytes that threads have copied.
+
+    Args:
+        on_progress: Called with the bytes copied so far.
+    """
+
+    def __init__(self, on_progress: Callable[[int], object] = lambda _: None) -> None:
+        self._on_progress = on_progress
+        self._turn = Lock()
+        self._done = 0
+
+    def add(self, nbytes: int) -> None:
+        """Note that so many more are copied."""
+        with self._turn:
+            self._done += nbytes
+            self._on_progress(self._done)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Block:
@@ -185,37 +435,90 @@ class _Block:
     start: int
     end: int
     ranges: Sequence[RecordedRange] = ()
+    shift: int = 0  #: how much further on it comes to be in the file that is written
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """A data file that is copied, or what is needed of it."""
+
+    source: CopySource
+    share: FileShare
+    ranges: Sequence[RecordedRange] = ()  #: of all of the file, by ascending offset
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The files of a checkpoint."""
+    """The files of a checkpoint that this process copies."""
 
-    directories: Sequence[str]  #: in it, each before those below it
-    data: Mapping[str, int]  #: name to length of what is copied in blocks
-    documents: Sequence[str]  #: the other files, in the order in which they are written
-    nbytes: int  #: of all
-    ranges: Mapping[str, Sequence[RecordedRange]]  #: by file, by ascending offset
+    directories: Sequence[str] = ()  #: in it, each before those below it
+    data: Mapping[str, _Data] = field(default_factory=dict[str, _Data])  #: what is copied in blocks
+    documents: Callable[[], Iterable[Document]] = tuple[Document, ...]
+    """Reads the other files, one after another, in the order in which they are written. Blocking."""
+    document_bytes: int = 0  #: of these
+    lengths: Mapping[str, int] = field(default_factory=dict[str, int])  #: of all files, where they are
+    source: CopySource | None = None  #: where that is, if it is one place
+
+    @property
+    def nbytes(self) -> int:
+        """Of all."""
+        return self.document_bytes + sum([data.share.nbytes for data in self.data.values()])
+
+    def divided(self, number: int, count: int) -> _Files:
+        """Return what one of several processes copies that all see them: the largest files go first."""
+        loads = [(0, each) for each in range(count)]
+        mine: dict[str, _Data] = {}
+        for name in sorted(self.data, key=lambda name: (-self.lengths[name], name)):
+            load, least = loads[0]
+            heapq.heapreplace(loads, (load + self.lengths[name], least))
+            if least == number:
+                mine[name] = self.data[name]
+
+        return replace(self, data=mine, document_bytes=self.document_bytes if number == 0 else 0)
+
+    def needed(self, shares: Mapping[str, FileShare]) -> Mapping[str, _Data]:
+        """Return what is needed of these files."""
+        assert self.source is not None, "a part is in one place"
+        known, alone = self.data, _Data(self.source, FileShare(0, ()))  # a small file has no checksum
+        return {name: replace(known.get(name, alone), share=share) for name, share in shares.items()}
 
     def blocks(self, most: int) -> Iterator[_Block]:
         """Yield what is to be copied in blocks of at most so many bytes; a longer range is one block."""
-        for name, nbytes in self.data.items():
-            start, ranges, end = 0, list[RecordedRange](), 0
-            for part in _parts(name, nbytes, self.ranges.get(name, ()), most):
-                if end > start and part.end - start > most:
-                    yield _Block(name, start, end, ranges)
-                    start, ranges = end, []
+        for name, data in self.data.items():
+            for first, last, to in data.share.moves:
+                at, behind = (
+                    bisect_left(data.ranges, edge, key=lambda found: found.checksum.offset)
+                    for edge in (first, last)
+                )
+                start, ranges, end = first, list[RecordedRange](), first
+                for part in _parts(name, (first, last), data.ranges[at:behind], most):
+                    if end > start and part.end - start > most:
+                        yield _Block(name, start, end, ranges, to - first)
+                        start, ranges = end, []
 
-                ranges.extend(part.ranges)
-                end = part.end
+                    ranges.extend(part.ranges)
+                    end = part.end
 
-            yield _Block(name, start, end, ranges)
+                yield _Block(name, start, end, ranges, to - first)
+
+    def write_documents(self, target: Store, place: Workspace, progress: _Progress) -> None:
+        """Write the other files, each durably, the mark last; then make all names durable. Blocking."""
+        for document in self.documents():
+            check_cancelled()
+            target.write_file(place.path(document.path), document.data)
+            progress.add(len(document.data))
+
+        for name in (*reversed(self.directories), ""):
+            target.sync_directory(place.path(name))
 
 
-def _parts(name: str, nbytes: int, ranges: Sequence[RecordedRange], most: int) -> Iterator[_Block]:
+def _parts(
+    name: str, within: tuple[int, int], ranges: Sequence[RecordedRange], most: int
+) -> Iterator[_Block]:
     """Yield a file in parts that can be copied apart: ranges that overlap together, and what is in none."""
-    start = end = 0
+    start = end = within[0]
     together: list[RecordedRange] = []
     for found in ranges:
         first = found.checksum.offset
@@ -232,16 +535,17 @@ def _parts(name: str, nbytes: int, ranges: Sequence[RecordedRange], most: int) -
     if together:
         yield _Block(name, start, end, together)
 
-    yield from [_Block(name, at, min(at + most, nbytes)) for at in range(end, nbytes, most)]
+    yield from [_Block(name, at, min(at + most, within[1])) for at in range(end, within[1], most)]
 
 
-def _files_of(store: Store, path: str, document_bytes: int) -> _Files:
+def _files_of(source: CopySource, document_bytes: int) -> _Files:
     """List a checkpoint, with the checksums that were recorded of it. Blocking.
 
     Raises:
         CorruptCheckpointError: If a document is damaged, or a file is shorter than it was.
         StorageError: If the medium refuses.
     """
+    store, path = source
     survey = survey_checkpoint(store, path)
     for finding in survey.findings:
         if finding.kind != "unchecked":  # what has no checksum, as of other programs, is copied as it is
@@ -259,11 +563,21 @@ def _files_of(store: Store, path: str, document_bytes: int) -> _Files:
         if last > files.get(name, 0):
             raise TruncatedDataError(os.path.join(path, name), last, files.get(name, 0))
 
-    data = {name: size for name, size in files.items() if size >= document_bytes or name in ranges}
+    data = {
+        name: _Data(source, FileShare(size, (Move(0, size, 0),)), ranges.get(name, ()))
+        for name, size in files.items()
+        if size >= document_bytes or name in ranges
+    }
     documents = sorted(
         files.keys() - data.keys(), key=lambda name: (os.path.basename(name) == COMMIT_MARK, name)
     )
-    return _Files(directories, data, documents, sum(files.values()), ranges)
+
+    def read() -> Iterator[Document]:
+        for name in documents:
+            yield Document(name, store.read_file(os.path.join(path, name)))
+
+    nbytes = sum([files[name] for name in documents])
+    return _Files(directories, data, read, nbytes, files, source)
 
 
 def _list_below(store: Store, path: str, folder: str, directories: list[str], files: dict[str, int]) -> None:
@@ -279,35 +593,24 @@ def _list_below(store: Store, path: str, folder: str, directories: list[str], fi
 
 @final
 class _Transfer:
-    """One copy under way. Its methods block, and are called in threads.
+    """The data of one copy under way. Its methods block, and are called in threads.
 
     Args:
-        source: A store, or a snapshot of the checkpoint.
         target: Where it goes.
-        path: The checkpoint.
         place: Where the copy is built.
-        files: Of the checkpoint.
+        files: What is copied.
         most: Bytes of a block.
-        on_progress: Called with the bytes copied so far.
+        progress: Of the copy.
     """
 
     def __init__(
-        self,
-        source: Store,
-        target: Store,
-        path: str,
-        place: Workspace,
-        files: _Files,
-        most: int,
-        on_progress: Callable[[int], object],
+        self, target: Store, place: Workspace, files: _Files, most: int, progress: _Progress
     ) -> None:
-        self._source, self._target = source, target
-        self._path, self._place = path, place
-        self._files, self._on_progress = files, on_progress
+        self._target, self._place = target, place
+        self._files, self._progress = files, progress
         self._blocks = files.blocks(most)
         self._turn = Lock()  # of what threads share below
         self._open: dict[str, tuple[ReadableFile, DataFile]] = {}
-        self._done = 0
 
     def copy_blocks(self, buffer: memoryview) -> None:
         """Copy blocks until none is left; several threads do so at once, each with a buffer."""
@@ -318,16 +621,17 @@ class _Transfer:
         with self._turn:
             block = next(self._blocks, None)
             if block is not None and block.name not in self._open:
-                nbytes = self._files.data[block.name]
-                reading = self._source.open_data_file(os.path.join(self._path, block.name))
+                data = self._files.data[block.name]
+                store, path = data.source
+                reading = store.open_data_file(os.path.join(path, block.name))
                 try:
-                    writing = self._target.create_long_file(self._place.path(block.name), nbytes)
+                    writing = self._target.create_long_file(self._place.path(block.name), data.share.nbytes)
                 except BaseException:
                     reading.close()
                     raise
 
                 self._open[block.name] = reading, writing
-                writing.allocate(nbytes)
+                writing.allocate(data.share.nbytes)
 
             return block
 
@@ -344,24 +648,22 @@ class _Transfer:
                 if first < last:
                     sums[number] = crc32c(part[first:last], sums[number])
 
-            writing.write_at(at, [part])
-            self._advance(len(part))
+            writing.write_at(at + block.shift, [part])
+            self._progress.add(len(part))
 
         for found, total in zip(block.ranges, sums, strict=True):
             if total != found.checksum.crc32c:
                 leaf = next(iter(found.key_paths), None)
                 raise ChecksumError(found.file, "the bytes are not those that were written", key_path=leaf)
 
-    def _advance(self, nbytes: int) -> None:
-        with self._turn:
-            self._done += nbytes
-            self._on_progress(self._done)
-
     def finish_data(self) -> None:
-        """Make the data files durable."""
+        """Make the data files durable, and the names of those in directories."""
         for _, writing in self._open.values():
             check_cancelled()
             writing.sync()
+
+        for folder in sorted({os.path.dirname(name) for name in self._open} - {""}):
+            self._target.sync_directory(self._place.path(folder))
 
     def close(self) -> None:
         """Close all files."""
@@ -374,14 +676,3 @@ class _Transfer:
         """Make the directories."""
         for name in self._files.directories:
             self._place.make_directory(name)
-
-    def copy_documents(self) -> None:
-        """Copy the other files, each durably, the mark last; then make all names durable."""
-        for name in self._files.documents:
-            check_cancelled()
-            data = self._source.read_file(os.path.join(self._path, name))
-            self._target.write_file(self._place.path(name), data)
-            self._advance(len(data))
-
-        for name in (*reversed(self._files.directories), ""):
-            self._target.sync_directory(self._place.path(name))

@@ -1,0 +1,223 @@
+"""The tiers of a job of several processes: which of them all can use, and what parts in them make together.
+
+A tier on local disks, or in the keepers of hosts, has a part of each step for each process. If the processes
+have the same numbers on the same machines as before, each finds its own part. Otherwise, or with another
+number of processes, parts are where they are: whoever finds one tells what it is a part of, by its mark, and
+the newest step of which all parts are somewhere can be put together.
+"""
+
+from __future__ import annotations
+
+__all__ = ("FoundPart", "WholeStep", "absent_levels", "find_parts", "whole_step")
+
+import json
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, cast, final
+
+from penstock.handlers.stores.publishing.paths import OF_PROCESSES, inside_of_process
+from penstock.kernel.errors import CoordinationError, CorruptCheckpointError, StorageError
+from penstock.kernel.protocols.coordinator import Operation
+from penstock.kernel.protocols.stores import Store
+from penstock.steps import step_directory as on_disk
+from penstock.steps.step_names import NameFormat
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FoundPart:
+    """A part of a step that one process found."""
+
+    step: int
+    process: int  #: who saved it
+    processes: tuple[int, ...]  #: who saved together
+    save: str  #: tells that save from any other
+    path: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """A step of which each part was found by a process that can bring it."""
+
+    step: int
+    processes: tuple[int, ...]  #: who saved it together
+    bring: Mapping[int, Mapping[int, str]] = field(default_factory=dict[int, Mapping[int, str]])
+    """By the process that brings it: the path of each part, by who saved it."""
+
+
+def find_parts(store: Store, path: str, names: NameFormat, known: Container[str]) -> list[FoundPart]:
+    """List the parts of steps that this process can read, in a tier and next to it. Blocking.
+
+    Args:
+        store: Where the tier is.
+        path: Its directory; in a keeper, those of other processes are looked at, too.
+        names: Of steps.
+        known: The paths of steps that count already.
+
+    Raises:
+        StorageError: If the medium refuses.
+    """
+    found: list[FoundPart] = []
+    reader = on_disk.StepReader(store)
+    for place in (path, *places_beside(store, path)):
+        for step, name in on_disk.find_steps(store, place, names).items():
+            at = f"{place}/{name}"
+            if at in known:
+                continue
+
+            try:
+                mark = reader.disk_mark(at)
+            except CorruptCheckpointError:
+                continue  # it is of no use
+
+            if mark is not None:
+                found.append(FoundPart(step, mark.process, mark.processes, mark.save, at))
+
+    return found
+
+
+def places_beside(store: Store, path: str) -> Sequence[str]:
+    """Return the directories of the same tier that other processes have, or had, in one keeper. Blocking."""
+    inside = inside_of_process(path)
+    if inside is None:
+        prefix = "keeper://localhost/"
+        if not path.startswith(prefix):
+            return ()
+
+        inside = path.removeprefix(prefix)
+
+    try:
+        indices = on_disk.list_root(store, OF_PROCESSES)
+    except StorageError:
+        return ()
+
+    places = [f"{OF_PROCESSES}/{index}/{inside}" for index in indices]
+    return [place for place in places if place != path]
+
+
+async def absent_levels(
+    operation: Operation, prepare: Callable[[], Awaitable[Mapping[int, str]]]
+) -> Mapping[int, str]:
+    """Return the levels that one process or another cannot use, with what it says; the same in all.
+
+    Args:
+        operation: Not joined yet. All processes come, or all raise.
+        prepare: Makes the levels ready in this process; returns those that it cannot use, by number.
+
+    Raises:
+        PeerError: If another process failed, or did not come.
+    """
+    told = b"[]"
+    async with operation.running():
+        operation.at("open")
+        own = await prepare()
+        await operation.agree(b"tiers", list, _begin)
+        told = await operation.combine(json.dumps(list(own.items())).encode(), _all_absent)
+
+    return dict(cast("list[tuple[int, str]]", _read(told)))
+
+
+def _all_absent(parts: Mapping[int, bytes]) -> bytes:
+    found: dict[int, str] = {}
+    for index, part in parts.items():
+        for level, problem in cast("list[tuple[int, str]]", _read(part)):
+            found.setdefault(level, f"process {index}: {problem}" if len(parts) > 1 else problem)
+
+    return json.dumps(sorted(found.items())).encode()
+
+
+async def whole_step(
+    operation: Operation, find: Callable[[], Awaitable[Sequence[FoundPart]]], after: int
+) -> WholeStep | None:
+    """Return the newest step of which all parts are somewhere, newer than one; the same in all processes.
+
+    Args:
+        operation: Not joined yet. All processes come, or all raise.
+        find: Lists the parts that this process can read, those of the nearest tier first.
+        after: The newest step that counts already, the same in all.
+
+    Raises:
+        PeerError: If another process failed, or did not come.
+    """
+
+    def choose(parts: Mapping[int, bytes]) -> bytes:
+        found = {
+            index: [_part_of(row) for row in cast("list[Any]", _read(part))] for index, part in parts.items()
+        }
+        chosen = newest_whole(found, after)
+        return b"null" if chosen is None else json.dumps(astuple(chosen)).encode()
+
+    told = b"null"
+    async with operation.running():
+        operation.at("open")
+        found = await find()
+        await operation.agree(b"parts", list, _begin)
+        told = await operation.combine(json.dumps([astuple(part) for part in found]).encode(), choose)
+
+    chosen: Any = _read(told)
+    if chosen is None:
+        return None
+
+    step, processes, bring = chosen
+    paths = {int(who): {int(part): str(path) for part, path in parts.items()} for who, parts in bring.items()}
+    return WholeStep(int(step), tuple(processes), paths)
+
+
+def newest_whole(found: Mapping[int, Sequence[FoundPart]], after: int) -> WholeStep | None:
+    """Return the newest step after one of which every part was found. Pure.
+
+    A part that several found is brought by the first of them.
+
+    Args:
+        found: By the process that found them.
+        after: Steps up to this one count already.
+    """
+    saves: dict[tuple[int, str], dict[int, tuple[int, str]]] = {}
+    together: dict[tuple[int, str], tuple[int, ...]] = {}
+    for index in sorted(found):
+        for part in found[index]:
+            if part.step > after:
+                saves.setdefault((part.step, part.save), {}).setdefault(part.process, (index, part.path))
+                together[part.step, part.save] = part.processes
+
+    for key in sorted(saves, reverse=True):
+        there, processes = saves[key], together[key]
+        if all(process in there for process in processes):
+            bring: dict[int, dict[int, str]] = {}
+            for process in processes:
+                index, path = there[process]
+                bring.setdefault(index, {})[process] = path
+
+            return WholeStep(key[0], processes, bring)
+
+    return None
+
+
+def superseded(parts: Iterable[FoundPart], latest: int | None, processes: Sequence[int]) -> list[FoundPart]:
+    """Return the parts that are of no use any more. Pure.
+
+    Those of steps that a newer one has followed; and those that these very processes saved, and of which
+    another part is lost. Parts that others saved may wait for the others.
+    """
+    return [
+        part
+        for part in parts
+        if (latest is not None and part.step <= latest) or part.processes == tuple(processes)
+    ]
+
+
+async def _begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
+    return "", b""
+
+
+def _part_of(row: Any) -> FoundPart:
+    step, process, processes, save, path = row
+    return FoundPart(int(step), int(process), tuple(processes), str(save), str(path))
+
+
+def _read(told: bytes) -> object:
+    try:
+        return json.loads(told)
+    except ValueError as error:
+        raise CoordinationError(f"what another process found cannot be read: {error}") from error

@@ -1,0 +1,190 @@
+"""The tier in memory of a job of several processes, which are tasks here. The keepers are real."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.keeper.conftest import RunningKeeper, Start
+from tests.steps.job_of_managers import COUNT, each, opened
+from tests.steps.joint_steps import (
+    Options,
+    check,
+    check_whole,
+    finished,
+    killed,
+    known,
+    save,
+    state,
+    steps,
+)
+
+from penstock import CheckpointManager, JobOptions
+from penstock.config import Config, StoreOptions
+from penstock.errors import PeerFailedError, StorageError
+from penstock.handlers.stores.keeper.keeper_options import KeeperOptions
+from penstock.steps import Disk, Memory
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240), pytest.mark.anyio]
+
+
+def with_keepers(keepers: Sequence[RunningKeeper], **more: Any) -> Options:
+    """Return options for managers whose hosts have these keepers; further processes are on the last."""
+
+    def options(index: int) -> dict[str, Any]:
+        socket = keepers[min(index, len(keepers) - 1)].socket
+        config = Config(store=StoreOptions(keeper=KeeperOptions(socket=socket)))
+        return {"tiers": Memory(), "config": config, **more}
+
+    return options
+
+
+@pytest.fixture
+def keepers(start: Start) -> list[RunningKeeper]:
+    """Two hosts: the first process is alone on one, the others share the other."""
+    return [start(), start()]
+
+
+def held(keeper: RunningKeeper) -> list[str]:
+    return sorted(step.path for step in keeper.store().status().steps)
+
+
+async def test_a_step_is_kept_in_the_keepers_of_all_hosts(
+    keepers: list[RunningKeeper], tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    async with opened(root, with_keepers(keepers)) as managers:
+        await finished(managers, 1, 2, 3)
+        await each(managers, lambda manager: manager.wait())
+        await check(managers, 3)
+        await check(managers, 1)  # in the root alone
+
+    assert held(keepers[0]) == [f"process/0/local{root}/{step}" for step in (2, 3)]
+    assert held(keepers[1]) == [
+        f"process/{index}/local{root}/{step}" for index in range(1, COUNT) for step in (2, 3)
+    ]
+    for step in (1, 2, 3):
+        await check_whole(root / str(step), step)
+    for keeper in keepers:
+        keeper.store().stop()  # all of it is elsewhere
+
+
+async def killed_when_kept(root: Path, keepers: Sequence[RunningKeeper], step: int) -> None:
+    """Save a step that comes to no root: that fails until all processes are killed."""
+    root.parent.mkdir(exist_ok=True)
+    async with killed(root, with_keepers(keepers)) as managers:
+        root.rename(aside := root.with_name("aside"))
+        root.write_text("in the way")
+        for future in await save(managers, step):
+            await future.kept()
+
+    root.unlink()
+    aside.rename(root)
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (2, 0, 1)])
+async def test_after_all_were_killed_the_step_is_found_wherever_it_is(
+    keepers: list[RunningKeeper], tmp_path: Path, numbers: tuple[int, ...]
+) -> None:
+    """Also if the processes have other numbers, and so those on a host find parts of others there."""
+    root = tmp_path / "run"
+    async with opened(root, with_keepers(keepers)) as managers:
+        await finished(managers, 1)
+
+    await killed_when_kept(root, keepers, 2)
+    assert steps(root) == [1]
+    options = with_keepers([*keepers, keepers[1]])
+    async with opened(root, lambda index: options(numbers[index])) as managers:
+        assert known(managers) == [[1, 2]] * COUNT
+        await check(managers, 2)
+        await finished(managers, 3)
+        await each(managers, lambda manager: manager.wait())
+
+    assert steps(root) == [1, 2, 3]
+    await check_whole(root / "2", 2)
+    await check_whole(root / "3", 3)
+
+
+async def test_one_process_alone_finds_what_several_have_left_on_its_host(
+    start: Start, tmp_path: Path
+) -> None:
+    root, keeper = tmp_path / "run", start()
+    await killed_when_kept(root, [keeper], 2)
+    options = with_keepers([keeper])(0)
+    async with CheckpointManager(root, **options) as manager:
+        assert list(manager.all_steps()) == [2]
+
+    await check_whole(root / "2", 2)
+    assert held(keeper) == []
+
+
+async def test_a_lost_keeper_costs_the_job_one_save(
+    keepers: list[RunningKeeper], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "run"
+    async with opened(root, with_keepers(keepers)) as managers:
+        await finished(managers, 1)
+        await each(managers, lambda manager: manager.wait())
+        keepers[1].kill()
+
+        async def fail(manager: CheckpointManager) -> None:
+            with pytest.raises((StorageError, PeerFailedError)):  # noqa: PT012  # whichever hears of it when
+                future = await manager.save(2, state(2, managers.index(manager)))
+                assert future is not None
+                await future
+
+        await each(managers, fail)
+        await finished(managers, 3)
+        assert known(managers) == [[1, 3]] * COUNT
+        await check(managers, 3)
+        await check(managers, 1)
+
+    assert "step.tier_absent" in caplog.text
+    assert steps(root) == [1, 3]
+
+
+async def test_where_one_host_has_no_keeper_all_save_into_the_next_tier(
+    keepers: list[RunningKeeper], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "run"
+    options = with_keepers(keepers)
+
+    def lacking(index: int) -> dict[str, Any]:
+        if index:
+            return options(index)
+
+        socket = "/proc/no-such-folder/keeper"
+        return {**options(index), "config": Config(store=StoreOptions(keeper=KeeperOptions(socket=socket)))}
+
+    async with opened(root, lacking) as managers:
+        await finished(managers, 1)
+
+    assert caplog.text.count("step.tier_absent") == COUNT
+    assert held(keepers[1]) == []
+    await check_whole(root / "1", 1)
+
+
+async def test_memory_then_own_disks_then_the_root(keepers: list[RunningKeeper], tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    options = with_keepers(keepers)
+
+    def tiers(index: int) -> dict[str, Any]:
+        given, disk = options(index), tmp_path / f"disk{index}"
+        config = Config(job=JobOptions(local_root=os.fspath(disk)), store=given["config"].store)
+        return {"config": config, "tiers": [Memory(keep=1), Disk(disk / "run")]}
+
+    async with opened(root, tiers) as managers:
+        await finished(managers, 1, 2)
+        await each(managers, lambda manager: manager.wait())
+
+    assert [steps(tmp_path / f"disk{index}" / "run") for index in range(COUNT)] == [[1, 2]] * COUNT
+    assert held(keepers[0]) == [f"process/0/local{root}/2"]
+    keepers[0].kill()  # with all that it had
+    keepers[1].kill()
+    async with opened(root, tiers) as managers:
+        await check(managers, 2)
+
+    await check_whole(root / "2", 2)

@@ -1,0 +1,315 @@
+"""Tiers of a job whose processes are tasks here: kept by all or by none, and brought to the root by all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio import create_task_group, wait_all_tasks_blocked
+from tests.steps.job_of_managers import COUNT, each, opened
+from tests.steps.joint_steps import (
+    Options,
+    check,
+    check_whole,
+    finished,
+    killed,
+    known,
+    save,
+    state,
+    steps,
+)
+
+from penstock import CheckpointManager, JobOptions
+from penstock.config import Config
+from penstock.errors import PeerFailedError, SpecError, StorageError
+from penstock.handlers import LocalStore
+from penstock.steps import Disk
+from penstock.testing import FaultyStore
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> list[Path]:
+    """The disk of each process. No two are called alike."""
+    found = [tmp_path / f"disk of {index}" for index in range(COUNT)]
+    for disk in found:
+        disk.mkdir()
+
+    return found
+
+
+def on(disks: Sequence[Path], keep: int = 2, more: Options = lambda _: {}) -> Options:
+    """Return options for managers that have a tier on a disk each, and one root."""
+
+    def options(index: int) -> dict[str, Any]:
+        job = JobOptions(local_root=os.fspath(disks[index]))
+        tiers = Disk(disks[index] / "run", keep=keep)
+        return {"tiers": tiers, "config": Config(job=job), **more(index)}
+
+    return options
+
+
+def shared(tier: Path, more: Options = lambda _: {}) -> Options:
+    """Return options for managers with a tier that all of them see."""
+    return lambda index: {"tiers": Disk(tier), **more(index)}
+
+
+def flip(data: Path) -> None:
+    """Change a bit of what its process alone has."""
+    found = bytearray(data.read_bytes())
+    found[found.index((5).to_bytes(8, "little") * 300) + 800] ^= 1
+    data.write_bytes(found)
+
+
+async def keep(root: Path, disks: Sequence[Path], *, durable: int, kept: int) -> None:
+    """Save one step that comes to the root, and one that does not, since all are killed before."""
+    async with opened(root, on(disks)) as managers:
+        await finished(managers, durable)
+
+    stores = [FaultyStore(LocalStore()) for _ in disks]
+    hangs = [store.hang_on("create_long_file") for store in stores]
+
+    async def release() -> None:
+        await wait_all_tasks_blocked()  # all else is over
+        for hang in hangs:
+            hang.release()
+
+    async with (
+        create_task_group() as tasks,
+        killed(root, on(disks, more=lambda index: {"store": stores[index]})) as managers,
+    ):
+        for future in await save(managers, kept):
+            await future.kept()
+
+        for hang in hangs:
+            await hang.wait_reached()
+
+        tasks.start_soon(release)
+
+    assert [steps(disk / "run") for disk in disks] == [[durable, kept]] * COUNT
+    assert steps(root) == [durable]
+
+
+async def test_a_step_is_kept_on_all_disks_and_then_whole_in_the_root(
+    disks: list[Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "bucket"
+    async with opened(root, on(disks)) as managers:
+        futures = await save(managers, 1)
+        for future in futures:
+            await future.kept()
+
+        assert [steps(disk / "run") for disk in disks] == [[1]] * COUNT
+        reports = [await future for future in futures]
+        assert [report.path for report in reports] == [str(root / "1")] * COUNT
+        await finished(managers, 2, 3)
+        await each(managers, lambda manager: manager.wait())
+        assert known(managers) == [[1, 2, 3]] * COUNT
+        await check(managers, 3)
+        await check(managers, 1)  # in the root alone
+
+    assert [steps(disk / "run") for disk in disks] == [[2, 3]] * COUNT
+    assert steps(root) == [1, 2, 3]
+    for step in (1, 2, 3):
+        await check_whole(root / str(step), step)
+
+
+async def test_a_tier_that_all_see_is_copied_by_all(tmp_path: Path) -> None:
+    root, tier = tmp_path / "bucket", tmp_path / "lustre"
+    stores = [FaultyStore(LocalStore()) for _ in range(COUNT)]
+    async with opened(root, shared(tier, lambda index: {"store": stores[index]})) as managers:
+        await finished(managers, 1, 2)
+        await check(managers, 2)
+
+    assert steps(tier) == steps(root) == [1, 2]
+    for step in (1, 2):
+        await check_whole(root / str(step), step)
+    for store in stores:
+        written = [str(call.path) for call in store.operations if call.name == "create_long_file"]
+        assert any(str(root) in path for path in written)
+
+
+@pytest.mark.parametrize("operation", ["data.sync", "publish"])
+@pytest.mark.parametrize("who", [0, COUNT - 1])
+async def test_what_one_process_cannot_keep_is_kept_by_none(
+    disks: list[Path], tmp_path: Path, operation: str, who: int
+) -> None:
+    stores = [FaultyStore(LocalStore()) for _ in disks]
+    root = tmp_path / "bucket"
+    async with opened(root, on(disks, more=lambda index: {"store": stores[index]})) as managers:
+        await finished(managers, 1)
+        await each(managers, lambda manager: manager.wait())
+        n_before = len([call for call in stores[who].operations if call.name == operation])
+        stores[who].fail_on(operation, n_before + 1)
+
+        async def fail(manager: CheckpointManager) -> BaseException:
+            with pytest.raises((StorageError, PeerFailedError)) as failed:  # noqa: PT012  # whichever hears of it when
+                future = await manager.save(2, state(2, managers.index(manager)))
+                assert future is not None
+                await future.kept()
+
+            return failed.value
+
+        told = await each(managers, fail)
+        assert isinstance(told.pop(who), StorageError)
+        assert {type(error) for error in told} == {PeerFailedError}
+        assert known(managers) == [[1]] * COUNT
+        assert [steps(disk / "run") for disk in disks] == [[1]] * COUNT
+        await finished(managers, 2, 3)
+        await check(managers, 3)
+
+    assert [steps(disk / "run") for disk in disks] == [[2, 3]] * COUNT
+    await check_whole(root / "2", 2)
+
+
+@pytest.mark.parametrize(
+    ("operation", "who"),
+    [
+        *[(operation, who) for operation in ("create_long_file", "data.sync") for who in (0, COUNT - 1)],
+        ("write_file", 0),
+        ("publish", 0),
+    ],
+)
+async def test_a_copy_that_one_process_cannot_make_is_made_by_all_later(
+    disks: list[Path], tmp_path: Path, operation: str, who: int
+) -> None:
+    root = tmp_path / "bucket"
+    stores = [FaultyStore(LocalStore()) for _ in disks]
+    refused = StorageError("write", str(root), "no route to host", errno.EHOSTUNREACH)
+    if operation == "create_long_file":
+        stores[who].fail_on(operation, 1, refused)
+
+    waiting = [store for store in stores if operation != "create_long_file" or store is not stores[who]]
+    hangs = [store.hang_on("create_long_file") for store in waiting]
+    async with opened(root, on(disks, more=lambda index: {"store": stores[index]})) as managers:
+        futures = await save(managers, 1)
+        for hang in hangs:
+            await hang.wait_reached()
+
+        if operation != "create_long_file":
+            called = [call.name for call in stores[who].operations]
+            stores[who].fail_on(operation, called.count(operation) + 1, refused)
+        for hang in hangs:
+            hang.release()
+
+        async def wait(manager: CheckpointManager) -> BaseException:
+            with pytest.raises((StorageError, PeerFailedError)) as failed:
+                await manager.wait()
+
+            return failed.value
+
+        told = await each(managers, wait)
+        assert told[who] is refused or isinstance(told[who], StorageError)
+        assert not (root / "1").exists()
+        assert [await future for future in futures]  # the second try
+        await check(managers, 1)
+
+    await check_whole(root / "1", 1)
+    assert [name for name in os.listdir(root) if name.startswith("1.")] == []
+
+
+async def test_after_all_were_killed_the_newest_step_is_brought_to_the_root(
+    disks: list[Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "bucket"
+    await keep(root, disks, durable=1, kept=5)
+    async with opened(root, on(disks)) as managers:
+        assert known(managers) == [[1, 5]] * COUNT
+        await check(managers, 5)
+        await each(managers, lambda manager: manager.wait())
+
+    assert steps(root) == [1, 5]
+    await check_whole(root / "5", 5)
+    identity = os.stat(root / "5").st_ino
+    async with opened(root, on(disks)) as managers:  # and it knows its own result
+        await each(managers, lambda manager: manager.wait())
+
+    assert os.stat(root / "5").st_ino == identity
+
+
+async def test_processes_that_have_other_numbers_find_the_newest_step_in_the_root(
+    disks: list[Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "bucket"
+    await keep(root, disks, durable=1, kept=5)
+    moved = [*disks[1:], disks[0]]
+    async with opened(root, on(moved)) as managers:
+        assert known(managers) == [[1, 5]] * COUNT
+        assert steps(root) == [1, 5]  # at once: none of them could restore its part where it is
+        await check(managers, 5)
+        await finished(managers, 6)
+        await check(managers, 6)
+
+    await check_whole(root / "5", 5)
+    assert [steps(disk / "run") for disk in disks] == [[6]] * COUNT
+
+
+async def test_a_step_of_which_a_disk_is_lost_does_not_count(disks: list[Path], tmp_path: Path) -> None:
+    root = tmp_path / "bucket"
+    await keep(root, disks, durable=1, kept=5)
+    shutil.rmtree(disks[1] / "run")
+    async with opened(root, on(disks)) as managers:
+        assert known(managers) == [[1]] * COUNT
+        await check(managers, 1)
+        await finished(managers, 5)  # the same number again, from where training went on
+        await check(managers, 5)
+
+    assert [steps(disk / "run") for disk in disks] == [[5]] * COUNT
+    await check_whole(root / "5", 5)
+
+
+@pytest.mark.parametrize("who", [0, COUNT - 1])
+async def test_parts_of_which_one_is_damaged_are_not_put_together(
+    disks: list[Path], tmp_path: Path, who: int
+) -> None:
+    root = tmp_path / "bucket"
+    await keep(root, disks, durable=1, kept=5)
+    (data,) = (disks[who] / "run" / "5" / "default").glob("ocdbt.process_*/d/*")
+    flip(data)
+    async with opened(root, on([*disks[1:], disks[0]])) as managers:
+        assert known(managers) == [[1]] * COUNT
+        await check(managers, 1)
+        await finished(managers, 5)
+
+    assert steps(root) == [1, 5]
+    await check_whole(root / "5", 5)
+
+
+async def test_a_part_that_is_damaged_where_it_is_is_read_from_the_root(
+    disks: list[Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "bucket"
+    async with opened(root, on(disks)) as managers:
+        await finished(managers, 5)
+
+    (data,) = (disks[1] / "run" / "5" / "default").glob("ocdbt.process_*/d/*")
+    flip(data)
+    async with opened(root, on(disks)) as managers:
+        await check(managers, 5)
+
+
+async def test_a_part_is_no_step_of_a_process_alone(disks: list[Path], tmp_path: Path) -> None:
+    root = tmp_path / "bucket"
+    await keep(root, disks, durable=1, kept=5)
+    async with CheckpointManager(root, tiers=Disk(disks[0] / "run")) as manager:
+        assert list(manager.all_steps()) == [1]
+        future = await manager.save(5, {"x": 1})
+        assert future is not None
+        await future
+        assert await manager.restore() == {"x": 1}
+
+    assert steps(root) == [1, 5]
+
+
+async def test_what_all_see_cannot_come_before_disks_of_their_own(tmp_path: Path) -> None:
+    job = JobOptions(local_root=os.fspath(tmp_path / "own"))
+    tiers = (Disk(tmp_path / "shared"), Disk(tmp_path / "own" / "run"))
+    with pytest.RaisesGroup(*[SpecError] * COUNT):
+        async with opened(tmp_path / "run", lambda _: {"tiers": tiers, "config": Config(job=job)}):
+            pass
