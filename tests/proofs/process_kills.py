@@ -180,6 +180,9 @@ def _check_told(cell: Cell) -> None:
 
 def _problems_of_living(fate: Fate, rank: int, told: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with what a process said of a failure, which all hear of at once."""
+    if rank != fate.who and _came_late(fate, told):
+        return
+
     differs, stage = fate.how == "DIFFER", SEEN_IN.get(fate.point, fate.point)
     own = {"CANCEL": "SaveCancelledError", "DIFFER": "PlansDifferError"}.get(fate.how)
     if rank == fate.who and not differs:
@@ -193,6 +196,16 @@ def _problems_of_living(fate: Fate, rank: int, told: Mapping[str, Any]) -> Itera
         yield f"process {rank} took {told['after_s']:.1f} s"
     if told["again"]["told"] != "saved":
         yield f"process {rank} could not save again: {told['again']}"
+
+
+def _came_late(fate: Fate, told: Mapping[str, Any]) -> bool:
+    """True if a process came to the others' second try: its own second call finds none of them.
+
+    Only where the first try ends before all have come to it. That what it was told is so is looked at later:
+    the step is there, with these values.
+    """
+    missed = fate.point == "agree" and told["told"] == "saved"
+    return missed and told["again"]["told"] == "PeerSilentError" and told["again"]["stage"] is None
 
 
 def _wanted(fate: Fate) -> tuple[set[str], set[str | None]]:
