@@ -42,12 +42,14 @@ class JointCommit:
     Args:
         run: The save.
         batches: What this process wrote; what the others wrote is added to it.
+        beside: Further documents of the checkpoint, named from it.
     """
 
-    __slots__ = ("_batches", "_operation", "_run")
+    __slots__ = ("_batches", "_beside", "_operation", "_run")
 
-    def __init__(self, run: SaveRun, batches: list[WrittenBatch]) -> None:
+    def __init__(self, run: SaveRun, batches: list[WrittenBatch], beside: Sequence[Document] = ()) -> None:
         self._run = run
+        self._beside = beside
         self._operation = run.operation
         self._batches = batches
 
@@ -58,7 +60,8 @@ class JointCommit:
         if operation.is_local:
             mark = DiskMark(operation.process_index, tuple(operation.processes), operation.identity)
             own = replace(plan, digests=_named(run, plan))
-            n_files = await commit_own(run, own, self._batches, (Document(DISK_MARK, mark.encoded()),))
+            marks = (*self._beside, Document(DISK_MARK, mark.encoded()))
+            n_files = await commit_own(run, own, self._batches, marks)
         else:
             leaves = await run.threads.run(arrived_leaves, plan, self._batches)
 
@@ -119,7 +122,7 @@ class JointCommit:
 
         Here, in the worker thread: of thousands of processes, that would take the event loop 10 ms.
         """
-        n_files = write_documents(self._run, leaves, plan, self._batches)
+        n_files = write_documents(self._run, leaves, plan, self._batches, self._beside)
         while self._batches:
             self._batches.pop()
 

@@ -253,12 +253,15 @@ class SafetensorsLayout:
     Args:
         max_shard_bytes: A file in a folder that would hold more data is followed by another one; by
             default 5 GB. A single file is never split.
+        beside: Names of files that are written next to those of tensors. A folder that has no others may be
+            replaced.
 
     Raises:
         ConfigError: If that is not positive, or no number of bytes.
     """
 
     max_shard_bytes: int | None = field(default=None, metadata={"positive": True})
+    beside: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         fit_fields(self, "")
@@ -332,8 +335,8 @@ class SafetensorsLayout:
         return SINGLE_FILE if path.endswith(SUFFIX) else None
 
     def recognises(self, store: Store, path: str) -> bool:
-        """True if `path` holds only safetensors; overwriting a folder would lose anything else in it."""
-        return holds_only_tensors(store, path)
+        """True if `path` holds only safetensors and `beside`; overwriting it would lose anything else."""
+        return holds_only_tensors(store, path, self.beside)
 
     def find(self, store: Store, path: str, item: str | None = None) -> Opening:
         """Tell what the headers at `path` take."""

@@ -36,13 +36,20 @@ def are_tensors(names: Collection[str]) -> bool:
     return _OF_OTHERS.isdisjoint(names) and any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
 
 
-def holds_only_tensors(store: Store, path: str) -> bool:
-    """True if `path` is a safetensors file, or a folder without anything else, which may be replaced."""
+def holds_only_tensors(store: Store, path: str, beside: Collection[str] = ()) -> bool:
+    """True if `path` is a safetensors file, or a folder without anything else, which may be replaced.
+
+    Args:
+        store: Where it is.
+        path: Absolute.
+        beside: Names of files that are written anew next to tensors.
+    """
     if store.kind(path) == "file":
         return path.endswith(SUFFIX)
 
     names = set(store.list_directory(path)) - {COMMIT_MARK}
-    return all(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
+    others = [name for name in names if not name.endswith((SUFFIX, INDEX_SUFFIX))]
+    return not others or (are_tensors(names) and set(beside).issuperset(others))
 
 
 def holds_tensors(store: Store, path: str) -> bool:

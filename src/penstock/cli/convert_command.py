@@ -37,8 +37,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "destination", metavar="DESTINATION", help="a file *.safetensors or *.npz, or a directory"
     )
     parser.add_argument(
-        "--format", choices=("orbax", "safetensors", "npz"),
-        help="what to write (what the end of DESTINATION says, .safetensors or .npz, else orbax)",
+        "--format", choices=("orbax", "safetensors", "huggingface", "npz"),
+        help=(
+            "what to write (what the end of DESTINATION says, .safetensors or .npz, else orbax); huggingface "
+            "is a folder as transformers' save_pretrained writes it"
+        ),
     )  # fmt: skip
     item = parser.add_argument("--item", metavar="NAME", help="convert only this item of SOURCE, as a tree")
     completed(item, item_names)
@@ -57,8 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="cast arrays, as in bfloat16 for all of its kind, or 'params.*=bfloat16'; repeatable",
     )  # fmt: skip
     parser.add_argument(
-        "--max-shard-bytes", metavar="SIZE",
-        help="in a safetensors folder, begin another file beyond this size, as in 5GB",
+        "--max-shard-bytes", "--max-shard-size", metavar="SIZE",
+        help="in a folder of safetensors, begin another file beyond this size, as in 5GB",
     )  # fmt: skip
     parser.add_argument(
         "--metadata", action="append", default=[], metavar="KEY=TEXT", help="to add; repeatable"
@@ -96,9 +99,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
     )
     report = run_with_bar(output, options.source, call)
     seconds = f"{report.durable_s:.1f} s"
-    to_tensors = options.format == "safetensors" or options.destination.endswith(SUFFIX)
-    to_npz = options.destination.endswith(NPZ_SUFFIX)
-    stored = "npz" if to_npz else "safetensors" if to_tensors else said_format(options)
+    ends = [name for name, end in (("npz", NPZ_SUFFIX), ("safetensors", SUFFIX)) if report.path.endswith(end)]
+    written = options.format or next(iter(ends), "orbax")
+    stored = said_format(options) if written == "orbax" else written
     if options.json:
         document = {"path": report.path, "n_leaves": report.n_leaves, "nbytes": report.nbytes}
         output.say(json.dumps({**document, "seconds": report.durable_s, "format": stored}, indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Format", "convert")
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast, final, get_args
@@ -16,12 +16,14 @@ from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.npz_archive import is_npz
 from penstock.handlers.formats.orbax.discovery import read_root_metadata
 from penstock.handlers.formats.orbax.file_names import MARKS
+from penstock.handlers.formats.safetensors.pretrained_layout import PretrainedLayout, in_natural_order
+from penstock.handlers.formats.safetensors.safetensors_checkpoint import StoredTensor
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.handlers.formats.untrusted import parse_object
 from penstock.handlers.layouts.discovery import finished_steps
 from penstock.handlers.layouts.item_parts import Parts
-from penstock.handlers.leaves.stored_value import SourceFiles
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.handlers.stores.publishing.paths import path_or_url, path_to_save_to
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
@@ -29,6 +31,7 @@ from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.restore import Rename
+from penstock.kernel.options import parse_bytes
 from penstock.kernel.pipeline.failures import short_traceback
 from penstock.kernel.pipeline.statistics import combined
 from penstock.kernel.protocols.coordinator import Coordinator
@@ -40,12 +43,13 @@ from penstock.reports.kept_reports import copy_reports
 from penstock.reports.report import SaveReport
 from penstock.steps.step_directory import METRICS, write_root_metadata
 from penstock.stores.store_finder import StoreFinder
+from penstock.tools.carried_files import carried_files
 from penstock.tools.leaf_changes import LeafChanges
 from penstock.tools.npz_writing import NpzWriting, plan_comment, plan_members
 from penstock.tools.rewriting import Rewriting, budget, check_apart
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
 
-Format: TypeAlias = Literal["orbax", "safetensors", "npz"]
+Format: TypeAlias = Literal["orbax", "safetensors", "huggingface", "npz"]
 _SUFFIXES: Final[dict[Format, str]] = {"safetensors": SUFFIX, "npz": NPZ_SUFFIX}
 
 
@@ -57,7 +61,7 @@ async def convert(
     format: Format | None = None,  # noqa: A002  # what everybody calls it
     split: str | None = ".",
     item: str | None = None,
-    max_shard_bytes: int | None = None,
+    max_shard_bytes: int | str | None = None,
     rename: Rename | None = None,
     dtype: Any = None,
     overwrite: bool = False,
@@ -81,10 +85,14 @@ async def convert(
     Args:
         source: Anything that can be restored, a directory of steps, or an npz file.
         destination: Where it goes.
-        format: `"orbax"`, `"safetensors"` or `"npz"`; by default what the name of `destination` says.
+        format: `"orbax"`, `"safetensors"`, `"huggingface"` or `"npz"`; by default what the name of
+            `destination` says. `"huggingface"` is a folder as `save_pretrained` of transformers writes it,
+            byte for byte. Files of a model that are no arrays, such as `config.json`, go along from folder
+            to folder.
         split: Of a safetensors or npz source: what separates the keys in its names; None: one flat dict.
         item: Convert only this item of the source, as a tree; by default all that it holds.
-        max_shard_bytes: As for `export_safetensors`.
+        max_shard_bytes: As for `export_safetensors`; a number, or a text such as `"5GB"`. For `"huggingface"`
+            50 GB by default, as there.
         rename: Other names for leaves, as for `Checkpointer.restore`; None leaves one out. Each tree of the
             source gets them, and each rule must name a leaf of one.
         dtype: What arrays are cast to, as for `Checkpointer.restore`: a dtype for all of its kind, or a
@@ -145,17 +153,21 @@ class _Target:
 
     path: str
     format: Format
-    tensors: SafetensorsLayout | None = None  #: set if they are written
+    tensors: SafetensorsLayout | PretrainedLayout | None = None  #: set if they are written
 
     @classmethod
-    def of(cls, written: Format | None, destination: str, max_shard_bytes: int | None) -> _Target:
-        ends: list[Format] = [name for name, suffix in _SUFFIXES.items() if destination.endswith(suffix)]
-        named = ends[0] if ends else None
+    def of(cls, written: Format | None, destination: str, max_shard_bytes: int | str | None) -> _Target:
+        named = next((name for name, end in _SUFFIXES.items() if destination.endswith(end)), None)
         if written is not None and written not in get_args(Format):
-            raise SpecError(f"there is no format {written!r}; use 'orbax', 'safetensors' or 'npz'")
+            known = ", ".join(map(repr, get_args(Format)))
+            raise SpecError(f"there is no format {written!r}; use one of {known}")
         chosen: Format = written or named or "orbax"
-        if chosen != "safetensors" and max_shard_bytes is not None:
-            raise SpecError("max_shard_bytes is for safetensors; pass format='safetensors'")
+        most = _size_of(max_shard_bytes)
+        if chosen not in ("safetensors", "huggingface") and most is not None:
+            raise SpecError("max_shard_bytes is for safetensors; pass format='safetensors' or 'huggingface'")
+        if chosen == "huggingface" and named == "safetensors":
+            problem = "is the name of one file, and transformers' are in a folder; name one"
+            raise PathError(destination, problem)
         if named not in (None, chosen):
             kind = "an npz" if named == "npz" else f"a {named}"
             problem = f"is the name of {kind} file, but the requested format is {chosen!r}"
@@ -163,18 +175,31 @@ class _Target:
         if chosen == "npz" and named is None:
             raise PathError(destination, "is no name of an npz file; it must end in .npz")
 
-        tensors = SafetensorsLayout(max_shard_bytes) if chosen == "safetensors" else None
+        tensors: SafetensorsLayout | PretrainedLayout | None = None
+        if chosen == "safetensors":
+            tensors = SafetensorsLayout(most)
+        elif chosen == "huggingface":
+            tensors = PretrainedLayout(most)
+
         return cls(destination, chosen, tensors)
 
     @property
     def kind(self) -> str:
         """Its kind, in a sentence."""
+        if self.format == "huggingface":
+            return "a folder of transformers"
+
         return "an npz file" if self.format == "npz" else self.format
 
     @property
     def holds(self) -> str:
         """The beginning of a sentence about what fits into it."""
-        return f"{self.kind} holds" if self.format == "npz" else f"{self.kind} hold"
+        return f"{self.kind} {'hold' if self.format == 'safetensors' else 'holds'}"
+
+    @property
+    def is_folder(self) -> bool:
+        """True if files can be next to its arrays."""
+        return not self.path.endswith(tuple(_SUFFIXES.values()))
 
     def fit(self, path: str, items: StoredItems) -> StoredItems:
         """Return the items as the format holds them.
@@ -280,7 +305,14 @@ class _Conversion:
             if self.target.format == "npz":
                 return await self._write_npz(source, final, items)
 
-            return await self.rewriting.save(source, final, items, self.target.tensors, self.custom_metadata)
+            beside = await threads.run(carried_files, store, start) if self.target.is_folder else []
+            layout = self.target.tensors
+            if layout is not None:
+                layout = replace(layout, beside=[document.path for document in beside])
+            if isinstance(layout, PretrainedLayout):
+                layout = replace(layout, order=_order_of(items.tree))
+
+            return await self.rewriting.save(source, final, items, layout, self.custom_metadata, beside)
 
     async def _write_npz(self, source: Reading, final: str, items: StoredItems) -> SaveReport:
         rewriting, threads = self.rewriting, self.threads
@@ -289,6 +321,39 @@ class _Conversion:
         piece_bytes = min(rewriting.config.save.piece_bytes, max(rewriting.memory.limit // 4, 1))
         writing = NpzWriting(rewriting.store, threads, rewriting.memory, piece_bytes, rewriting.overwrite)
         return await writing.save(final, members, comment, source.end)
+
+
+def _size_of(given: int | str | None) -> int | None:
+    try:
+        return parse_bytes(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise SpecError(f"max_shard_bytes: {error}") from error
+
+
+def _order_of(tree: object) -> list[str]:
+    """Return the names of leaves in the order in which their source deals them to files, if it has several.
+
+    Within a file, and of any other source, in the order of their names.
+    """
+    files: dict[str, str] = {}
+    for name, value in _named_leaves(tree, ()):
+        detail = value.stored.detail if isinstance(value, StoredValue) else None
+        files[name] = detail.file if isinstance(detail, StoredTensor) else ""
+
+    return sorted(in_natural_order(files), key=files.__getitem__)
+
+
+def _named_leaves(tree: object, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+    if isinstance(tree, dict):
+        members: Iterable[tuple[object, object]] = cast("dict[object, object]", tree).items()
+    elif isinstance(tree, list | tuple):
+        members = enumerate(cast("Sequence[object]", tree))
+    else:
+        yield ".".join(keys), tree
+        return
+
+    for key, member in members:
+        yield from _named_leaves(member, (*keys, str(key)))
 
 
 def _whole(files: SourceFiles, place: str, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Limits", "Rewriting", "budget", "check_apart")
 
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
@@ -31,7 +31,9 @@ from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
 from penstock.reports.report import SaveReport
+from penstock.stages.commit import Commit
 from penstock.stages.files import closing
 from penstock.tools.stored_items import StoredItems
 
@@ -107,6 +109,7 @@ class Rewriting:
         items: StoredItems,
         layout: Layout | None = None,
         custom_metadata: Mapping[str, Any] | None = None,
+        beside: Sequence[Document] = (),
     ) -> SaveReport:
         """Save items at `final`, and publish them if their source is still the same.
 
@@ -116,6 +119,7 @@ class Rewriting:
             items: What to save.
             layout: The format; by default that of Orbax.
             custom_metadata: Added to that of the items.
+            beside: Further documents of the checkpoint, named from it.
 
         Raises:
             PenstockError: As `Checkpointer.save` raises it.
@@ -138,6 +142,9 @@ class Rewriting:
             return committed
 
         pipeline = _short_queues(save_pipeline()).insert_before("finalize", unchanged, called="unchanged")
+        if beside:
+            pipeline = pipeline.replace("commit", Commit(beside))
+
         custom = {**(items.custom_metadata or {}), **(custom_metadata or {})} or None
         async with Checkpointer(
             registry=_handlers(),
