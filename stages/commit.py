@@ -4,16 +4,15 @@ from __future__ import annotations
 
 __all__ = ("Commit",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 from penstock.kernel.messages.save import Committed, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.written import Document
 from penstock.stages.files import commit_own
 from penstock.stages.messages.batching import plan_of
 
@@ -27,9 +26,6 @@ class Commit:
     changed silently. The index, the metadata and, last, the commit mark are made durable in this order, then
     the directories. If several processes save together, the primary does that once it has heard from all
     what they wrote.
-
-    Attributes:
-        beside: Further documents of the checkpoint, named from it.
 
     Raises:
         ChangedLeafError: If a leaf is not stored as planned.
@@ -48,21 +44,18 @@ class Commit:
         ),
     )
 
-    beside: Sequence[Document] = field(default=(), repr=False)
-
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        yield _Committer(run, self.beside)
+        yield _Committer(run)
 
 
 @final
 class _Committer:
-    __slots__ = ("_batches", "_beside", "_run")
+    __slots__ = ("_batches", "_run")
 
-    def __init__(self, run: SaveRun, beside: Sequence[Document]) -> None:
+    def __init__(self, run: SaveRun) -> None:
         self._run = run
-        self._beside = beside
         self._batches: list[WrittenBatch] = []
 
     async def __call__(self, batch: WrittenBatch, /) -> None:
@@ -80,11 +73,11 @@ class _Committer:
         # A process alone has no parts of others to merge, and loads none of the modules for that.
         if run.operation.is_alone:
             await run.workspace.open()  # a save without array bytes comes here before any file was written
-            n_files = await commit_own(run, plan, batches, self._beside)
+            n_files = await commit_own(run, plan, batches)
         else:
             from penstock.stages.joint_commit import JointCommit
 
-            n_files = await JointCommit(run, batches, self._beside).commit(plan)
+            n_files = await JointCommit(run, batches).commit(plan)
 
         run.operation.at("publish")
         yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, plan.references)

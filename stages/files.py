@@ -93,7 +93,7 @@ def write_documents(
         (others if batch.are_names_durable else files).update(batch.written.files)
 
     directories = dict.fromkeys(["", *map(os.path.dirname, sorted(files))])
-    beside = list(marks)
+    beside = [*plan.beside, *marks]
     if plan.changes and run.layout.places is None:
         beside.append(Document(os.path.join(run.folder, STAGE_RECORD), stage_record(plan)))
     for document in beside:

@@ -42,14 +42,12 @@ class JointCommit:
     Args:
         run: The save.
         batches: What this process wrote; what the others wrote is added to it.
-        beside: Further documents of the checkpoint, named from it.
     """
 
-    __slots__ = ("_batches", "_beside", "_operation", "_run")
+    __slots__ = ("_batches", "_operation", "_run")
 
-    def __init__(self, run: SaveRun, batches: list[WrittenBatch], beside: Sequence[Document] = ()) -> None:
+    def __init__(self, run: SaveRun, batches: list[WrittenBatch]) -> None:
         self._run = run
-        self._beside = beside
         self._operation = run.operation
         self._batches = batches
 
@@ -60,8 +58,7 @@ class JointCommit:
         if operation.is_local:
             mark = DiskMark(operation.process_index, tuple(operation.processes), operation.identity)
             own = replace(plan, digests=_named(run, plan))
-            marks = (*self._beside, Document(DISK_MARK, mark.encoded()))
-            n_files = await commit_own(run, own, self._batches, marks)
+            n_files = await commit_own(run, own, self._batches, (Document(DISK_MARK, mark.encoded()),))
         else:
             leaves = await run.threads.run(arrived_leaves, plan, self._batches)
 
@@ -107,8 +104,9 @@ class JointCommit:
     async def _merge(self, plan: SavePlan, arrived: Leaves, parts: Mapping[int, bytes]) -> int:
         """Write the documents for all. Returns how many data files there are."""
         run = self._run
-        n_here = len(plan.infos)
+        n_here, beside = len(plan.infos), plan.beside
         plan, specs = await run.threads.run(self._joined, arrived.specs, plan, parts)
+        plan = replace(plan, beside=beside)
         leaves = Leaves(range(len(plan.infos)), specs, None, plan.infos, plan.handlers)
         handled = [each for batch in self._batches for each in batch.handled]
         handled += _handled_elsewhere(run, leaves[n_here:])
@@ -122,7 +120,7 @@ class JointCommit:
 
         Here, in the worker thread: of thousands of processes, that would take the event loop 10 ms.
         """
-        n_files = write_documents(self._run, leaves, plan, self._batches, self._beside)
+        n_files = write_documents(self._run, leaves, plan, self._batches)
         while self._batches:
             self._batches.pop()
 

@@ -9,7 +9,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
@@ -19,12 +19,15 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias, final
 
 import numpy as np
 from anyio import Lock, create_task_group
+from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
 from penstock.kernel.errors import PipelineError, StorageError
 from penstock.kernel.messages.save import (
     Extents,
+    FixedCourse,
     Leaf,
+    Leaves,
     Piece,
     SavePlan,
     StagedBatch,
@@ -43,7 +46,7 @@ from penstock.kernel.protocols.layouts import (
     chunk_file_of,
 )
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.stores import DataFile, WholeWrites
+from penstock.kernel.protocols.stores import DataFile, ReadableFile, WholeWrites
 from penstock.kernel.protocols.written import COLUMNS, ByIndex, RunningSums, Written, WrittenTable
 from penstock.stages.files import closing, log_transfers
 from penstock.stages.messages.batching import (
@@ -203,6 +206,7 @@ class _DataFiles(_Writer):
         self._unsynced: list[_DataFile] = []
         self._placed = 0  # bytes of all files
         self._filling: dict[str, _DataFile] = {}  # by the folder that their names are relative to
+        self._on_course: dict[int, _DataFile] = {}  # by number, if what goes where was decided in advance
         self._own_folder = run.own_folder
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_DataFile, int]] = {}
         self._placing = Lock(fast_acquire=True)
@@ -218,7 +222,11 @@ class _DataFiles(_Writer):
                 if extents.leaves is not batch.leaves:
                     check_planned_together(in_columns(extents.leaves), batch.plan)
 
-        run, parts = self._run, self._parts(batch)
+        run = self._run
+        if batch.plan is not None and batch.plan.course is not None:
+            return await self._written_on_course(batch, batch.plan, batch.plan.course)
+
+        parts = self._parts(batch)
         tables: list[WrittenTable] = []
         while True:
             async with self._placing:  # a chunk is placed once, although several workers may hold parts of it
@@ -234,6 +242,32 @@ class _DataFiles(_Writer):
                 await self._finish_full()
 
         return tables[0] if len(tables) == 1 else await run.threads.run(_joined, tables, specs)
+
+    async def _written_on_course(
+        self, batch: StagedBatch, plan: SavePlan, course: FixedCourse
+    ) -> WrittenTable:
+        """Write a batch where it was decided in advance."""
+        run = self._run
+        found = list(_on_course(batch, plan, course))
+        async with self._placing:
+            for number in sorted({number for number, _, _ in found} - self._on_course.keys()):
+                await run.workspace.open(os.path.dirname(course.files[number]))
+                await run.threads.run(self._open_on_course, course, number)
+
+        placed = [_Placed(extents, self._on_course[number], offset) for number, offset, extents in found]
+        tables = await run.threads.run(_write_placed, run, plan.specs, placed, self._file_bytes)
+        return tables[0] if len(tables) == 1 else await run.threads.run(_joined, tables, plan.specs)
+
+    def _open_on_course(self, course: FixedCourse, number: int) -> None:
+        """Open a data file, which an interrupted save may have begun."""
+        path = self._run.workspace.path(course.files[number])
+        again = _opened_again(self._run, path)
+        file = again or self._run.store.create_data_file(path)
+        self.files.append(file)
+        opened = self._on_course[number] = _DataFile(course.files[number], file, course.file_bytes[number])
+        self._unsynced.append(opened)
+        if again is None and course.file_bytes[number] >= self._placement.page_from_bytes:
+            file.allocate(course.file_bytes[number])
 
     def _parts(self, batch: StagedBatch) -> Iterator[tuple[str, Extents]]:
         """Yield all extents in parts that go to one file each, with the folder of the file."""
@@ -354,6 +388,53 @@ class _DataFiles(_Writer):
 
         return
         yield
+
+
+def _opened_again(run: SaveRun, path: str) -> DataFile | None:
+    """Open what an interrupted save has begun; None if it has not. Blocking."""
+    files = run.store.shared_files
+    return None if files is None or run.store.kind(path) is None else files.open_for_writing(path)
+
+
+def _on_course(batch: StagedBatch, plan: SavePlan, course: FixedCourse) -> Iterator[tuple[int, int, Extents]]:
+    """Yield all extents in parts that are one range of a file each: its number, the offset, the extents."""
+    for extents in batch.extents:
+        if extents.chunk is not None:
+            parts: Iterable[Extents] = (extents,)
+        elif len(extents.leaves) == 1 and plan.specs[extents.leaves[0].index].n_chunks == 1:
+            parts = (extents,)
+        else:
+            parts = extents.divided(_ends_of_ranges(in_columns(extents.leaves), course))
+
+        for part in parts:
+            first = part.leaves[0]
+            if part.chunk is None and course.stride[first.index] != first.spec.chunk_nbytes:
+                whole = [Extents.of(piece) for piece in part]
+            else:
+                whole = [part]
+
+            for each in whole:
+                index, spec = each.leaves[0].index, each.leaves[0].spec
+                number = 0
+                for at, size in zip(each.chunk or (), spec.grid_shape, strict=False):
+                    number = number * size + at
+
+                offset = course.offset[index] + number * course.stride[index] + each.start
+                yield course.file[index], offset, each
+
+
+def _ends_of_ranges(leaves: Leaves, course: FixedCourse) -> Iterator[int]:
+    """Yield how many leaves come before each one that does not follow the one before it in its file."""
+    end: tuple[int, int] | None = None
+    for number, (index, spec) in enumerate(zip(leaves.indices, leaves.specs, strict=True)):
+        file, offset = course.file[index], course.offset[index]
+        is_dense = course.stride[index] == spec.chunk_nbytes
+        if number and ((file, offset) != end or not is_dense):
+            yield number
+
+        end = (file, offset + spec.nbytes) if is_dense else None
+
+    yield len(leaves)
 
 
 def _sync_and_close(files: Sequence[DataFile]) -> None:
@@ -563,6 +644,7 @@ class _ArrangedFiles(_Writer):
         self._layout = layout
         self._beginning = Lock()
         self._begun: _Begun | None = None
+        self._goes_on = False  # with what an interrupted save has written
         self._lock = ThreadLock()  # of the state of files
 
     async def _written(self, batch: StagedBatch) -> WrittenTable:
@@ -591,9 +673,36 @@ class _ArrangedFiles(_Writer):
                 )
                 await run.workspace.open()
                 digests = self._layout.digests(arrangement, plan.specs)
-                self._begun = _Begun(plan, arrangement, digests, _files_of(arrangement, plan.specs))
+                begun = _Begun(plan, arrangement, digests, _files_of(arrangement, plan.specs))
+                self._goes_on = plan.kept is not None
+                if plan.kept is not None:
+                    await run.threads.run(self._take_up, begun, plan.kept)
+
+                self._begun = begun
 
             return self._begun
+
+    def _take_up(self, begun: _Begun, kept: WrittenBatch) -> None:
+        """Count what an interrupted save has written, and take its checksums. Blocking."""
+        for name, rows in groupby(sorted(kept.written, key=attrgetter("file")), attrgetter("file")):
+            parts = list(rows)
+            begun.files[name].absent_bytes -= sum([part.nbytes for part in parts])
+            file = self._run.store.open_data_file(self._run.workspace.path(name))
+            try:
+                for part in parts:
+                    self._take_up_part(begun, file, part)
+            finally:
+                file.close()
+
+    def _take_up_part(self, begun: _Begun, file: ReadableFile, part: Written) -> None:
+        spec, offset = begun.plan.specs[part.leaf], part.offset
+        for at, lo, hi in runs_of(spec, part.chunk, part.start, part.nbytes):
+            for start in range(lo, hi, BLOCK_BYTES):
+                check_cancelled()
+                read = memoryview(bytearray(min(BLOCK_BYTES, hi - start)))
+                file.read_at(offset + at + start - lo, [read])
+                found = _summed(read, offset, at + start - lo, begun.digests.block_bytes)
+                begun.digests.add({part.file: list(found)})
 
     def _open(self, begun: _Begun, name: str) -> DataFile:
         """Return a file, which the first caller opens."""
@@ -629,9 +738,10 @@ class _ArrangedFiles(_Writer):
                 writes.append(_Write(place.file, place.offset + at, data))
                 in_file += _summed(data, place.offset, at, digests.block_bytes)
 
-            written.append(
-                Written(piece.leaf.index, piece.chunk, piece.start, place.file, place.offset, piece.nbytes, 0)
-            )
+            # Of use to a save that goes on with this one, and to nobody else.
+            checksum = 0 if begun.plan.course is None else crc32c(piece.data)
+            where = piece.start, place.file, place.offset, piece.nbytes, checksum
+            written.append(Written(piece.leaf.index, piece.chunk, *where))
 
         writes.sort(key=lambda write: write[:2])
         for name, in_one in groupby(writes, attrgetter("file")):
@@ -653,9 +763,12 @@ class _OwnArrangedFiles(_ArrangedFiles):
     """
 
     def _open_file(self, path: str, file: _ArrangedFile) -> DataFile:
-        file.opened = opened = self._run.store.create_long_file(path, file.end)
+        again = _opened_again(self._run, path) if self._goes_on else None
+        file.opened = opened = again or self._run.store.create_long_file(path, file.end)
         self.files.append(opened)
-        opened.allocate(file.end)
+        if again is None:
+            opened.allocate(file.end)
+
         return opened
 
     def _complete(self, begun: _Begun, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "Committed",
     "Extents",
+    "FixedCourse",
     "Leaf",
     "LeafBatch",
     "Leaves",
@@ -31,7 +32,7 @@ from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Leaf
-from penstock.kernel.protocols.written import Written, WrittenTable
+from penstock.kernel.protocols.written import Document, Written, WrittenTable
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
@@ -155,6 +156,21 @@ class LeafBatch:
     handler: FilesHandler | None = None  #: if these are all leaves of a handler with files of its own
 
 
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedCourse:
+    """A save that another one can go on with: its bytes go to the same places, whoever was faster."""
+
+    key: str  #: says what is saved and how; what was done under another one does not count
+    n_records: int = 0  #: of what is done, that are in the journal at the beginning
+    files: Sequence[str] = ()  #: of data, relative to the checkpoint; none if the layout has places
+    file_bytes: Sequence[int] = ()  #: of each file
+    file: Sequence[int] = ()  #: of each leaf: its file, by number
+    offset: Sequence[int] = ()  #: of each leaf: where its first chunk begins
+    stride: Sequence[int] = ()  #: of each leaf: from one chunk to the next
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SavePlan:
     """The plan of a save: made by its first stage, for all that follow."""
@@ -170,6 +186,8 @@ class SavePlan:
     """What stages declare that they do to leaves, by leaf."""
     sizes_known: bool = True  #: whether the bytes to be written are known: no leaf has a codec
     joint: JointPlan | None = None  #: if several processes save together
+    beside: Sequence[Document] = ()  #: further documents, named from the checkpoint
+    course: FixedCourse | None = None  #: if another run is to go on where this one ends
 
     @property
     def sizes(self) -> Sequence[int]:

@@ -44,6 +44,13 @@ class BuildPlace(Protocol):
         """Build in `folder` below the place. Before `open`."""
         ...
 
+    def keep(self, mark: str) -> None:
+        """Go on with an abandoned build that has an entry `mark`, and leave this one if it fails with one.
+
+        Before `open`. Blocking.
+        """
+        ...
+
     async def open(self, directory: str = "") -> None:
         """Make the place, and `directory` in it, unless that was done before."""
         ...

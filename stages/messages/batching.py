@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = (
     "adjacent",
+    "arrived_bytes",
     "arrived_leaves",
     "batched",
     "batched_columns",
@@ -293,7 +294,7 @@ def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:
         here = (wanted > 0).astype(np.int64)
         here[list(plan.joint.handled)] = 1
 
-    _check_complete(plan, (counts == here) & (_arrived_bytes(specs, batches) == wanted))
+    _check_complete(plan, (counts == here) & (arrived_bytes(specs, batches) == wanted))
 
     return Leaves(range(n_leaves), specs, None, plan.infos, plan.handlers)
 
@@ -305,7 +306,7 @@ def check_all_there(plan: SavePlan, specs: Sequence[LeafSpec], batches: Sequence
         IncompletePipelineError: If a leaf or part of one is missing or came twice.
     """
     wanted = np.array([spec.nbytes for spec in specs], np.int64)
-    _check_complete(plan, _arrived_bytes(specs, batches) == wanted)
+    _check_complete(plan, arrived_bytes(specs, batches) == wanted)
 
 
 def _check_complete(plan: SavePlan, complete: npt.NDArray[np.bool_]) -> None:
@@ -314,7 +315,7 @@ def _check_complete(plan: SavePlan, complete: npt.NDArray[np.bool_]) -> None:
         raise IncompletePipelineError(len(complete), int(complete.sum()), absent.key_path)
 
 
-def _arrived_bytes(specs: Sequence[LeafSpec], batches: Sequence[WrittenBatch]) -> npt.NDArray[np.int64]:
+def arrived_bytes(specs: Sequence[LeafSpec], batches: Sequence[WrittenBatch]) -> npt.NDArray[np.int64]:
     """Sum up the bytes of each leaf that were written."""
     arrived = np.zeros(len(specs), np.int64)
     coded: dict[tuple[int, tuple[int, ...]], int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("delete_checkpoint", "delete_file", "move_checkpoint", "remove_abandoned")
+__all__ = ("delete_checkpoint", "delete_file", "hold_abandoned", "move_checkpoint", "remove_abandoned")
 
 import errno
 import os
@@ -166,7 +166,7 @@ def remove_abandoned(store: Store, path: str, *, set_aside: bool = False) -> Sto
 
     store.sync_directory(os.path.dirname(path))
     try:
-        held = _hold_abandoned(store, path)
+        held = hold_abandoned(store, path)
     except StorageError as error:
         if error.errno == errno.ENOENT:  # who was at work there has removed it
             return None
@@ -189,7 +189,13 @@ def remove_abandoned(store: Store, path: str, *, set_aside: bool = False) -> Sto
     return None
 
 
-def _hold_abandoned(store: Store, path: str) -> Hold:
+def hold_abandoned(store: Store, path: str) -> Hold:
+    """Hold what an interrupted save left at `path`. Blocking.
+
+    Raises:
+        InUseError: If somebody is at work there.
+        StorageError: If the medium refuses.
+    """
     try:
         return store.hold(path)
     except InUseError:

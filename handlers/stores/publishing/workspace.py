@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from anyio import Lock, sleep
 
-from penstock.handlers.stores.publishing.deletion import delete_checkpoint, remove_abandoned
+from penstock.handlers.stores.publishing.deletion import delete_checkpoint, hold_abandoned, remove_abandoned
 from penstock.kernel.errors import (
     REPLACED_AT_ONCE,
     BuildChangedError,
@@ -126,6 +126,7 @@ class Workspace:
         "_joins",
         "_lock",
         "_made",
+        "_mark",
         "_overwrite",
         "_recognises",
         "_replaced",
@@ -161,6 +162,7 @@ class Workspace:
         self._store = store
         self._threads = threads
         self._joins = joins
+        self._mark: str | None = None  # of a build that may be gone on with
         self._overwrite = overwrite
         self._deletes_first = overwrite == "delete-first" and store.directories is None
         self._recognises = recognises
@@ -195,6 +197,25 @@ class Workspace:
         objects gives each build a place that no other one has, and no folder is needed.
         """
         self._folder = folder
+
+    def keep(self, mark: str) -> None:
+        """Go on with an abandoned build that has an entry `mark`, and leave this one if it fails with one.
+
+        Before `open`. Blocking.
+
+        Args:
+            mark: A name in the place, of what says how far the build is.
+
+        Raises:
+            UnsupportedByStoreError: If the store gives each build a place that no other one has.
+        """
+        if self._store.directories is None:
+            raise UnsupportedByStoreError("go on with a build at", self.final, self._store, Directories)
+
+        self._mark = mark
+
+    def _has_mark(self, place: str) -> bool:
+        return self._mark is not None and self._store.kind(os.path.join(place, self._mark)) is not None
 
     def check(self) -> None:
         """Check that the save can be published, before anything is written. Blocking.
@@ -308,12 +329,14 @@ class Workspace:
         await self._threads.run(self.publish_now)
 
     async def discard(self) -> None:
-        """Remove everything built and not published, if there is anything."""
+        """Remove everything built and not published, unless another save is to go on with it."""
         if self._is_ours and not self.published:
             await self._threads.run(self.discard_now)
 
     def discard_now(self) -> None:
         """Blocking form of `discard`."""
+        if self._is_ours and not self.published and self._has_mark(self.temporary):
+            return
         if self._is_ours and not self.published and self._token is not None:
             self._store.discard(self._token)
             self._token = None
@@ -385,8 +408,12 @@ class Workspace:
         place = self._token.place
         if (directories := store.directories) is not None:
             # What a crashed save left has the name of this place.
-            self.left_behind = remove_abandoned(store, place, set_aside=True)
-            self._hold = directories.make_held(place)
+            if self._has_mark(place):
+                self._hold = hold_abandoned(store, place)
+            else:
+                self.left_behind = remove_abandoned(store, place, set_aside=True)
+                self._hold = directories.make_held(place)
+
             self._is_ours = True
         else:
             self._is_ours = True  # the store gave the place to this save alone

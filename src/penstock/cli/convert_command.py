@@ -69,6 +69,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace what is at DESTINATION, in one step"
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the same conversion, if it was interrupted"
+    )
     parser.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
     add_storage_options(parser)
     parser.add_argument("--json", action="store_true", help="as one JSON document")
@@ -92,6 +95,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         rename=dict(_rename(text) for text in options.rename) or None,
         dtype=_dtypes(options.dtype),
         overwrite=options.overwrite,
+        resume=options.resume,
         custom_metadata=dict(_pair(text) for text in options.metadata),
         memory_limit=options.memory,
         save_format=chosen_format(options),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("FileSizes", "sizes_below")
+__all__ = ("FileSizes", "files_below", "sizes_below")
 
 import os
 import stat
@@ -76,5 +76,21 @@ def _sizes_in_store(store: Store, path: str) -> FileSizes:
     found = FileSizes()
     for name in store.list_directory(path):
         found += _sizes_in_store(store, os.path.join(path, name))
+
+    return found
+
+
+def files_below(store: Store, path: str) -> list[tuple[str, int, object]]:
+    """Return the name, the length and the `Store.identity` of each file at or below `path`, in order.
+
+    Blocking. One that is written anew has another identity in almost every store.
+    """
+    if store.kind(path) == "file":
+        return [("", store.size(path), store.identity(path))]
+
+    found: list[tuple[str, int, object]] = []
+    for name in store.list_directory(path):
+        there = files_below(store, os.path.join(path, name))
+        found += [(os.path.join(name, inside), size, identity) for inside, size, identity in there]
 
     return found

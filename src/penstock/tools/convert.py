@@ -26,6 +26,7 @@ from penstock.handlers.layouts.item_parts import Parts
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.handlers.stores.publishing.paths import path_or_url, path_to_save_to
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
+from penstock.inspection.file_sizes import files_below
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
@@ -41,6 +42,7 @@ from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.reports.kept_reports import copy_reports
 from penstock.reports.report import SaveReport
+from penstock.stages.resume import Resume
 from penstock.steps.step_directory import METRICS, write_root_metadata
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.carried_files import carried_files
@@ -65,6 +67,7 @@ async def convert(
     rename: Rename | None = None,
     dtype: Any = None,
     overwrite: bool = False,
+    resume: bool = False,
     custom_metadata: Mapping[str, Any] | None = None,
     max_expansion: int = MOST_EXPANSION,
     save_format: SaveFormat | None = None,
@@ -98,6 +101,10 @@ async def convert(
         dtype: What arrays are cast to, as for `Checkpointer.restore`: a dtype for all of its kind, or a
             mapping from patterns of names, after renaming, to dtypes. Values are cast as in C.
         overwrite: Replace what is at `destination`, atomically, if it is of the format written.
+        resume: Go on with the same conversion, if it was interrupted: what it wrote is compared with its
+            checksums and kept. It is begun anew if the source or an option has changed. A conversion that was
+            killed can always be gone on with. With `resume` one that fails or is cancelled can be, too. On a
+            local file system, without a codec, of one checkpoint, by one process.
         custom_metadata: Added to that of the source.
         max_expansion: How many times the bytes stored the arrays may take: what was never written of an
             array is written out.
@@ -120,7 +127,8 @@ async def convert(
         PenstockError: If the source is damaged, or the medium refuses.
 
     Cancellation:
-        No part of a checkpoint is left. Steps that were converted before stay.
+        No part of a checkpoint is left, unless with `resume`: then what was done stays, hidden. Steps that
+        were converted before stay.
     """
     limits = (
         memory_limit,
@@ -141,9 +149,16 @@ async def convert(
     if target.format == "npz" and coordinator is not None and len(coordinator.processes) > 1:
         raise SpecError("an npz file is written by one process: convert in one, without a coordinator")
 
+    if resume and callable(rename):
+        problem = "rename is a function, which cannot be compared with that of the conversion before"
+        raise SpecError(f"{problem}; to resume, pass a mapping")
+
+    if target.format == "npz" and resume:
+        raise SpecError("an npz file is written in one go, and cannot be resumed")
+
     reading = _Reading(split, item, max_expansion, rename, dtype)
     reading.changes()  # which raises for what fits no source
-    return await _Conversion(rewriting, Threads(), target, reading, custom_metadata).run(start)
+    return await _Conversion(rewriting, Threads(), target, reading, custom_metadata, resume).run(start)
 
 
 @final
@@ -157,7 +172,8 @@ class _Target:
 
     @classmethod
     def of(cls, written: Format | None, destination: str, max_shard_bytes: int | str | None) -> _Target:
-        named = next((name for name, end in _SUFFIXES.items() if destination.endswith(end)), None)
+        ends: list[Format] = [name for name, end in _SUFFIXES.items() if destination.endswith(end)]
+        named = ends[0] if ends else None
         if written is not None and written not in get_args(Format):
             known = ", ".join(map(repr, get_args(Format)))
             raise SpecError(f"there is no format {written!r}; use one of {known}")
@@ -266,6 +282,7 @@ class _Conversion:
     target: _Target
     reading: _Reading
     custom_metadata: Mapping[str, Any] | None
+    resumes: bool
 
     async def run(self, start: str) -> SaveReport:
         final, store = self.target.path, self.rewriting.store
@@ -275,6 +292,9 @@ class _Conversion:
             return await self._convert(start, final)
         if self.target.format != "orbax":
             return await self._convert(_only_step(start, steps, self.target), final)
+        if self.resumes:
+            latest = os.path.join(start, steps.names[-1])
+            raise SpecError(f"{start}: only one step can be resumed; convert each by itself, as {latest}")
 
         await self.threads.run(_check_root, store, start, final, self.rewriting.overwrite)
         reports = [
@@ -312,7 +332,18 @@ class _Conversion:
             if isinstance(layout, PretrainedLayout):
                 layout = replace(layout, order=_order_of(items.tree))
 
-            return await self.rewriting.save(source, final, items, layout, self.custom_metadata, beside)
+            key = await threads.run(self._key, start)
+            return await self.rewriting.save(
+                source, final, items, layout, self.custom_metadata, beside, Resume(key, self.resumes)
+            )
+
+    def _key(self, start: str) -> str:
+        """Return all that decides the result, which tells this conversion from others to the same place."""
+        asked, target = self.reading, self.target
+        most = None if target.tensors is None else target.tensors.max_shard_bytes
+        options = (target.format, most, self.rewriting.save_format, self.custom_metadata)
+        source = files_below(self.rewriting.origin, start)
+        return repr((start, source, options, asked))
 
     async def _write_npz(self, source: Reading, final: str, items: StoredItems) -> SaveReport:
         rewriting, threads = self.rewriting, self.threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Limits", "Rewriting", "budget", "check_apart")
 
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
@@ -24,7 +24,7 @@ from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.save import Committed
+from penstock.kernel.messages.save import Committed, LeafBatch, SavePlan
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.coordinator import Coordinator
@@ -33,8 +33,9 @@ from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 from penstock.reports.report import SaveReport
-from penstock.stages.commit import Commit
 from penstock.stages.files import closing
+from penstock.stages.messages.batching import plan_of
+from penstock.stages.resume import RECORD_BYTES, EndRecord, Record, Resume
 from penstock.tools.stored_items import StoredItems
 
 Limits: TypeAlias = "tuple[int | str | None, int | str | None, int | str | None, int | str | None]"
@@ -110,6 +111,7 @@ class Rewriting:
         layout: Layout | None = None,
         custom_metadata: Mapping[str, Any] | None = None,
         beside: Sequence[Document] = (),
+        resume: Resume | None = None,
     ) -> SaveReport:
         """Save items at `final`, and publish them if their source is still the same.
 
@@ -120,6 +122,7 @@ class Rewriting:
             layout: The format; by default that of Orbax.
             custom_metadata: Added to that of the items.
             beside: Further documents of the checkpoint, named from it.
+            resume: Records what is done, so that another save can go on if this one is killed.
 
         Raises:
             PenstockError: As `Checkpointer.save` raises it.
@@ -143,7 +146,13 @@ class Rewriting:
 
         pipeline = _short_queues(save_pipeline()).insert_before("finalize", unchanged, called="unchanged")
         if beside:
-            pipeline = pipeline.replace("commit", Commit(beside))
+            pipeline = pipeline.insert_after("flatten", _adding(beside), called="beside")
+        if resume is not None:
+            pipeline = (
+                pipeline.insert_before("prioritise", resume, called="resume")
+                .insert_before("commit", Record(min(RECORD_BYTES, self.memory.limit)), called="record")
+                .insert_before("finalize", EndRecord(), called="end_record")
+            )
 
         custom = {**(items.custom_metadata or {}), **(custom_metadata or {})} or None
         async with Checkpointer(
@@ -164,6 +173,19 @@ class Rewriting:
 def _short_queues(pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
     """Read little ahead of the writing: nothing waits for a conversion to be staged."""
     return Pipeline(tuple(replace(slot, queue=1) if slot.queue else slot for slot in pipeline))
+
+
+def _adding(documents: Sequence[Document]) -> Callable[[LeafBatch], Awaitable[LeafBatch]]:
+    """Return a stage that has documents written next to what is saved."""
+    plans: list[SavePlan] = []  # one for all batches
+
+    async def add(batch: LeafBatch, /) -> LeafBatch:
+        if not plans:
+            plans.append(replace(plan_of([batch]), beside=documents))
+
+        return replace(batch, plan=plans[0])
+
+    return add
 
 
 def _handlers() -> HandlerRegistry:
