@@ -43,7 +43,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, cast, final, runtime_checkable
 
-from anyio import sleep
+import anyio
 
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.capability import Capability
@@ -812,7 +812,7 @@ async def take_hold(
 
             raise
 
-        await sleep(wait_s)
+        await anyio.sleep(wait_s)
 
 
 class Snapshot(Store):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
-from anyio import Event
+import anyio
 
 from penstock.handlers.stores.publishing.writer_hold import WRITER
 from penstock.kernel.errors import StorageError
@@ -47,7 +47,7 @@ class PinnedSteps:
         self._events = events
         self._is_told = is_told
         self._steps: set[int] = set()
-        self._changed = Event()
+        self._changed = anyio.Event()
 
     def __contains__(self, step: object) -> bool:
         return step in self._steps
@@ -69,7 +69,7 @@ class PinnedSteps:
     async def tell(self, threads: Threads) -> None:
         """Write the steps whenever they change, until it is cancelled."""
         while self._store.directories is not None:
-            self._changed = Event()
+            self._changed = anyio.Event()
             try:
                 await threads.run(self._write, sorted(self._steps))
             except StorageError as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
-from anyio import create_task_group
+import anyio
 
 from penstock.kernel.errors import (
     CorruptCheckpointError,
@@ -340,7 +340,7 @@ async def _side_by_side(threads: Threads, reads: Sequence[Callable[[], None]]) -
             failed.append(error)
             calls.cancel_scope.cancel()
 
-    async with create_task_group() as calls:
+    async with anyio.create_task_group() as calls:
         for read in reads:
             calls.start_soon(call, read)
 

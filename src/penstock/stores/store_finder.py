@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Final, cast, final
 
-from anyio import CancelScope, sleep
+import anyio
 
 from penstock.config.files import has_options
 from penstock.handlers.stores.local import LocalStore
@@ -67,7 +67,7 @@ class StoreFinder:
         While the event loop stands still nothing is renewed. That is safe: of who was taken over, the next
         swap fails, before anything is published or deleted. At the end a request under way is waited for.
         """
-        scope = CancelScope()
+        scope = anyio.CancelScope()
         from penstock.kernel.concurrency.threads import Threads  # what only looks at a store has no threads
 
         threads = Threads(1)  # apart from the others: eight long uploads must not keep a renewal waiting
@@ -76,7 +76,7 @@ class StoreFinder:
         async def renew() -> None:
             with scope:
                 while True:
-                    await sleep(interval_s)
+                    await anyio.sleep(interval_s)
                     with self._lock:
                         stores = (self.default, *self._buckets.values())
 
