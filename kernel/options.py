@@ -11,6 +11,7 @@ __all__ = (
     "fit",
     "fit_fields",
     "given_leaves",
+    "item_class",
     "load_options",
     "merged",
     "parse_bytes",
@@ -424,7 +425,49 @@ def _made(make: Callable[[], T], table: Table) -> T:
         raise ConfigError(given.key or error.key, error.problem, given.source) from None
 
 
+def item_class(hint: Any) -> type | None:
+    """Return the dataclass of a `tuple[OneOf, ...]`, which TOML writes as an array of tables; else None."""
+    of = next(iter(get_args(hint)), None)
+    return of if get_origin(hint) is tuple and isinstance(of, type) and dataclasses.is_dataclass(of) else None
+
+
+def _items(class_: type, key: str, given: SourcedValue | Table) -> tuple[object, ...]:
+    """Make a dataclass of each table in an array; errors say which one it is."""
+    source = given if isinstance(given, SourcedValue) else next(_leaves(given), SourcedValue({}, "argument"))
+    if source.textual:
+        raise ConfigError(
+            source.key or key, "cannot be set by a variable: write it into a file", source.source
+        )
+    value = None if isinstance(given, dict) else given.value
+    if isinstance(given, dict) or not isinstance(value, list | tuple):
+        raise ConfigError(key, f"must be an array of tables: write [[{key}]], once for each", source.source)
+
+    items: list[object] = []
+    for number, item in enumerate(cast("Sequence[object]", value)):
+        name = f"{given.key or key}[{number}]"
+        if isinstance(item, Mapping):
+            table = sourced(cast("Mapping[str, object]", item), given.source, name)
+            try:
+                items.append(_build(class_, name, table))
+            except ConfigError as error:
+                if error.key.startswith(name):
+                    raise
+
+                # What one option alone does not show: it is missing, or does not go with another one.
+                option = f"{name}.{error.key.rpartition('.')[2]}"
+                raise ConfigError(option, error.problem, given.source) from None
+        elif isinstance(item, class_):
+            items.append(item)
+        else:
+            raise ConfigError(name, f"must be a table, not {item!r}", given.source)
+
+    return tuple(items)
+
+
 def _value(field: Field[Any], hint: Any, before: Any, key: str, given: SourcedValue | Table) -> object:
+    of = item_class(hint)
+    if of is not None:
+        return _items(of, key, given)
     if dataclasses.is_dataclass(hint):
         if isinstance(given, SourcedValue):
             raise ConfigError(given.key or key, f"must be a table, not {given.value!r}", given.source)

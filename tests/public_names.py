@@ -15,7 +15,7 @@ NAMES = {
     """,
     "penstock.config": """
         Config FlowOptions JobLimits JobOptions LoopOptions MemoryOptions SaveArgs SaveFormat StoppingOptions
-        StoreOptions
+        StoreOptions TierOptions
     """,
     "penstock.items": "Array Composite Json NumpyRandomKey Proto PyTree RandomKey SaveRequest for_items",
     "penstock.memory": "MemoryKeywords config_and_regulator",
@@ -32,7 +32,7 @@ NAMES = {
         CheckpointManager Checkpointer convert export_safetensors metadata restore restore_items save seal
         verify watch
     """,
-    "penstock.telemetry": "Observer OpenTelemetrySpans PrometheusMetrics",
+    "penstock.telemetry": "Observer OpenTelemetrySpans PrometheusMetrics Promotion PromotionObserver",
     "penstock.testing": """
         Crash CrashStore FaultyStore HandlerConformance Hang Operation PowerLoss StageConformance
         StoreConformance
@@ -97,6 +97,7 @@ OPTIONS = """
     save.piece_bytes save.prioritise.first save.stages save.write.concurrency save.write.file_bytes
     stopping.at_exit stopping.at_exit_s stopping.delete_s stopping.read_s stopping.sigterm_s stopping.undo_s
     store.io
+    tier.keep_every tier.keep_last tier.kind tier.limit_bytes tier.path tier.save_every
 """
 """Keys of the TOML file, those of stages among them."""
 

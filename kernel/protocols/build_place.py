@@ -21,11 +21,14 @@ class BuildPlace(Protocol):
         identity: The `Store.identity` of what was built; set by `publish`.
         left_behind: Why something could not be removed from the place.
         published: Whether the checkpoint is visible under its own name.
+        stranded: Why it is not, though it is whole: its keeper is lost. Then this process alone can read it,
+            under its own name, as long as this object is there.
     """
 
     identity: object
     left_behind: StorageError | None
     published: bool
+    stranded: str | None
 
     @property
     def temporary(self) -> str:

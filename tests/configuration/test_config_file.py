@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.config import Config, StoreOptions
+from penstock.config import Config, StoreOptions, TierOptions
 from penstock.config.config import given_layers, profiles_in
 from penstock.config.files import find_file, has_options
 from penstock.errors import ConfigError
@@ -170,3 +171,62 @@ def test_a_store_for_looking_has_the_options_that_are_given_and_else_their_defau
     monkeypatch.setenv("PENSTOCK_STORE__LNKS", "any")
     with pytest.raises(ConfigError, match="LINKS"):
         store_of("here")
+
+
+NONE_IN_MEMORY = 'is for a tier with kind = "disk"; one in memory has none'
+TIERS = """
+[[tier]]
+kind = "memory"
+limit_bytes = "1GiB"
+
+[[tier]]
+path = "near"
+keep_last = 3
+
+[[profiles.laptop.tier]]
+path = "disk"
+"""
+
+
+def test_an_array_of_tables_is_read_in_its_order_and_that_of_a_profile_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text(TIERS)
+    memory, disk = TierOptions("memory", limit_bytes=2**30), TierOptions(path="near", keep_last=3)
+    assert Config.load(file, environ={}).tier == (memory, disk)
+    assert Config.load(file, profile="laptop", environ={}).tier == (TierOptions(path="disk"),)
+    assert Config(tier=(disk,)).tier == (disk,)
+    given: Any = [{"path": "near", "keep_last": 3}, memory]
+    assert Config.load(environ={}, arguments={"tier": given}).tier == (disk, memory)
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "problem"),
+    [
+        ("[tier]\npath='a'", "tier", "must be an array of tables: write [[tier]], once for each"),
+        ("tier = ['memory']", "tier[0]", "must be a table, not 'memory'"),
+        ("[[tier]]\npth='a'", "tier[0].pth", "no such option; did you mean tier[0].path?"),
+        ("[[tier]]\nkeep_last=3", "tier[0].path", 'is missing; a tier in memory has kind = "memory"'),
+        ("[[tier]]\npath='a'\n[[tier]]\nkeep_last=0", "tier[1].keep_last", "must be positive, not 0"),
+        ("[[tier]]\nkind='memory'\npath='a'", "tier[0].path", NONE_IN_MEMORY),
+        ("[[tier]]\npath='a'\nlimit_bytes=1", "tier[0].limit_bytes", 'is for a tier with kind = "memory"'),
+    ],
+)  # fmt: skip
+def test_an_error_in_an_array_of_tables_says_which_table_it_is_in(
+    tmp_path: Path, toml: str, key: str, problem: str
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text(toml)
+    with pytest.raises(ConfigError) as caught:
+        Config.load(file, environ={})
+
+    assert (caught.value.key, caught.value.problem, caught.value.source) == (key, problem, str(file))
+
+
+def test_an_array_of_tables_is_not_set_by_a_variable() -> None:
+    for name in ("PENSTOCK_TIER", "PENSTOCK_TIER__PATH"):
+        with pytest.raises(ConfigError, match="cannot be set by a variable") as caught:
+            Config.load(environ={name: "near", "PENSTOCK_CONFIG": ""})
+
+        assert caught.value.source == name

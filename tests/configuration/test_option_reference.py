@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import SaveFormat
-from penstock.config import Config
+from penstock.config import Config, TierOptions
 from penstock.config.option_reference import STAGES, config_page, config_schema, every_option
 from penstock.handlers import OrbaxLayout
 from penstock.pipelines import fitting_pipeline, restore_pipeline, save_pipeline
@@ -61,8 +61,8 @@ def test_types_units_and_defaults_are_those_of_the_code() -> None:
 
 def test_every_default_is_accepted_by_the_configuration(tmp_path: Path) -> None:
     lines: list[str] = []
-    for section in dict.fromkeys(entry.section for entry in BY_KEY.values()):
-        lines.append(f"[{section}]")
+    for section, heading in {entry.section: entry.heading for entry in BY_KEY.values()}.items():
+        lines += [heading, *(['path = "/near"'] if heading == "[[tier]]" else [])]
         lines += [
             f"{entry.name} = {entry.default}"
             for entry in BY_KEY.values()
@@ -71,13 +71,15 @@ def test_every_default_is_accepted_by_the_configuration(tmp_path: Path) -> None:
 
     (tmp_path / "penstock.toml").write_text("\n".join(lines))
     found = Config.load(tmp_path / "penstock.toml", environ={})
-    assert dataclasses.replace(found, save=Config().save, restore=Config().restore) == Config()
+    assert found.tier == (TierOptions(path="/near"),)
+    assert dataclasses.replace(found, save=Config().save, restore=Config().restore, tier=()) == Config()
 
 
 VALID: list[Any] = [
     {"memory": {"limit_bytes": "2GiB"}, "save": {"write": {"concurrency": 3}, "mine": {"a": 1}}},
     {"profiles": {"tpu-pod": {"memory": {"limit_bytes": "auto"}}}},
     {"store": {"s3": {"request_s": "2min", "checksum": "none"}}},
+    {"tier": [{"kind": "memory", "limit_bytes": "64GiB"}, {"path": "/near", "keep_last": 3}]},
 ]
 INVALID: list[Any] = [
     {"memory": {"limit": 1}},
@@ -87,6 +89,9 @@ INVALID: list[Any] = [
     {"save": {"write": {"concurency": 3}}},
     {"format": {"zarr": 4}},
     {"store": {"io": "fast"}},
+    {"tier": {"path": "/near"}},
+    {"tier": [{"pth": "/near"}]},
+    {"profiles": {"x": {"tier": [{"keep_last": 0}]}}},
 ]
 
 

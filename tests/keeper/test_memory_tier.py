@@ -16,10 +16,10 @@ from tests.keeper.conftest import RunningKeeper, Start
 import penstock
 from penstock.errors import SpecError
 from penstock.handlers import LocalStore
+from penstock.handlers.formats.orbax.file_names import TIER
 from penstock.handlers.stores.publishing.writer_hold import WRITER
 from penstock.keeper import tree
 from penstock.steps import CheckpointManager, Disk, Memory
-from penstock.steps.promotion import TIER_FILE
 from penstock.testing import FaultyStore
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240), pytest.mark.anyio]
@@ -141,7 +141,7 @@ async def test_a_new_training_is_not_kept_out_by_what_finishes_the_last_one(
 
 
 def test_the_keeper_knows_the_names_that_managers_use() -> None:
-    assert (tree.WRITER, tree.TIER_FILE) == (WRITER, TIER_FILE)
+    assert (tree.WRITER, tree.TIER_FILE) == (WRITER, TIER)
 
 
 async def test_a_lost_keeper_costs_no_save(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 import penstock
+from penstock.config import Config, TierOptions
 from penstock.errors import (
     CorruptCheckpointError,
     NotACheckpointError,
@@ -355,7 +357,14 @@ async def test_a_tier_serves_one_root(paths: Paths, tmp_path: Path) -> None:
         await other.__aenter__()
 
     found = json.loads((paths.tier / "_PENSTOCK_TIER.json").read_text())
-    assert found == {"root": str(paths.root), "tiers": [str(paths.tier)], "names": [None, None]}
+    written = {
+        "root": str(paths.root),
+        "tiers": [str(paths.tier)],
+        "names": [None, None],
+        "host": platform.node(),
+    }
+    assert found == written
+    assert json.loads((paths.root / "_PENSTOCK_TIER.json").read_text()) == written
 
 
 @pytest.mark.parametrize("tiers", [3, "disk", [3], ["/nvme"]])
@@ -368,3 +377,18 @@ def test_what_is_no_tier_is_refused(tiers: Any, tmp_path: Path) -> None:
 def test_tiers_and_root_are_apart(where: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="apart"):
         CheckpointManager(tmp_path / "run", tiers=Disk(tmp_path / "run" / where))
+
+
+async def test_a_manager_that_is_given_no_tiers_has_those_of_its_configuration(paths: Paths) -> None:
+    config = Config(tier=(TierOptions(path=str(paths.tier), keep_last=1, save_every=2),))
+    async with CheckpointManager(paths.root, config=config, save_when=EverySteps(3)) as manager:
+        for step in range(7):
+            save = await manager.save(step, state(step))
+            if save is not None:
+                await save
+
+    assert paths.steps() == ([6], [0, 3, 6])
+    async with CheckpointManager(paths.root, config=config, tiers=()) as manager:
+        await begin(manager, 9)
+
+    assert paths.steps() == ([6], [0, 3, 6, 9])

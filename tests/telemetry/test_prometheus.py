@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 import penstock
 from penstock.errors import DestinationExistsError
 from penstock.pipelines import save_pipeline
+from penstock.steps import CheckpointManager, Disk
 
 prometheus = pytest.importorskip("prometheus_client")
-from penstock.telemetry import PrometheusMetrics  # noqa: E402
+from penstock.telemetry import Observer, PrometheusMetrics, Promotion  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 TREE = {"w": np.ones(1000, np.float32), "b": np.ones(10)}
@@ -115,3 +117,37 @@ async def test_the_configuration_turns_observers_on_by_name(
     before = saves()
     await penstock.save(path, TREE)
     assert saves() == before + 1
+
+
+async def test_promotions_are_counted_by_the_tier_that_they_came_to(tmp_path: Path) -> None:
+    registry = prometheus.CollectorRegistry()
+    observers: list[Observer] = [PrometheusMetrics(registry), Broken()]
+    tiers = [Disk(tmp_path / "near"), Disk(tmp_path / "between")]
+    async with CheckpointManager(tmp_path / "far", tiers=tiers, observers=observers) as manager:
+        save = await manager.save(1, TREE)
+        assert save is not None
+        report = await save
+
+    assert list(report.promoted_s) == [str(tmp_path / "between"), str(tmp_path / "far")]
+    assert report.staged_s <= report.kept_s <= min(report.promoted_s.values())
+    assert max(report.promoted_s.values()) <= report.durable_s
+    assert f"in {tmp_path}/far after" in str(report)
+    assert registry.get_sample_value("penstock_save_kept_seconds_count") == 1
+    for tier, path in (("disk", "between"), ("root", "far")):
+        lag_s = registry.get_sample_value("penstock_promotion_lag_seconds_sum", {"tier": tier})
+        assert lag_s == pytest.approx(report.promoted_s[str(tmp_path / path)], abs=0.05)
+        assert registry.get_sample_value("penstock_promotion_seconds_count", {"tier": tier}) == 1
+        assert registry.get_sample_value("penstock_promoted_bytes_total", {"tier": tier}) > NBYTES
+
+
+class Broken:
+    """An observer whose errors disturb nothing."""
+
+    def observing(self, kind: str, path: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def watching(self, statistics: object) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def promoted(self, promotion: Promotion, /) -> None:
+        raise ZeroDivisionError

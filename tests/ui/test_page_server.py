@@ -21,6 +21,7 @@ import penstock
 from penstock.inspection.stored_leaves import LeafFacts
 from penstock.inspection.texts import one_line
 from penstock.kernel import KeyKind
+from penstock.steps import CheckpointManager, Disk, EverySteps
 from penstock.stores import store_of
 from penstock.ui.layer_norms import LayerNorms, layers_to_measure
 from penstock.ui.page_server import make_app, make_server, open_socket
@@ -466,3 +467,29 @@ def test_a_layer_is_what_has_leaves_in_it() -> None:
     assert list(layers_to_measure(leaves, most=2)) == ["['params']['blocks']"]
     assert list(layers_to_measure([leaf("w")])) == ["['w']"]
     assert layers_to_measure([]) == {}
+
+
+async def test_each_tier_of_a_run_says_what_it_has_and_how_far_behind_it_is(tmp_path: Path) -> None:
+    near, root = tmp_path / "near", tmp_path / "run"
+    async with CheckpointManager(root, save_when=EverySteps(2), tiers=Disk(near)) as manager:
+        for step in (2, 3):
+            save = await manager.save(step, {"w": np.zeros(4)})
+            assert save is not None
+            await save
+
+    reader = RunReader(*store_of(root))
+    tiers = reader.look(0)["tiers"]
+    behind_s = [tier.pop("behind_s") for tier in tiers]
+    assert tiers == [
+        {"label": "disk", "path": str(near), "n_steps": 2, "newest": 3, "problem": ""},
+        {"label": "root", "path": str(root), "n_steps": 1, "newest": 2, "problem": ""},
+    ]
+    assert behind_s[0] == 0 < behind_s[1]
+
+    shutil.rmtree(near)
+    tiers = RunReader(*store_of(root)).look(0)["tiers"]
+    assert [(tier["newest"], tier["problem"]) for tier in tiers] == [(None, "nothing is there"), (2, "")]
+
+
+async def test_a_run_without_tiers_has_none(root: Path) -> None:
+    assert RunReader(*store_of(root)).look(0)["tiers"] == []

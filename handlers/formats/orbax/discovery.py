@@ -57,6 +57,7 @@ from penstock.handlers.formats.orbax.checkpoint_documents import (
 )
 from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
+    BESIDE_STEPS,
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     DELETION,
@@ -66,7 +67,6 @@ from penstock.handlers.formats.orbax.file_names import (
     METADATA,
     OF_A_PROCESS,
     PARTIAL_SUFFIX,
-    REPORTS,
     ROOT_METADATA,
     SHARDING,
     STRINGS,
@@ -519,7 +519,7 @@ def json_file(store: Store, directory: str, names: Collection[str]) -> str | Non
             return name
 
     # Its name may be chosen; but then it is the only file.
-    others = [name for name in names if name not in _BESIDE_TREES]
+    others = [name for name in names if name not in _BESIDE_TREES and name not in BESIDE_STEPS]
     is_one = len(others) == 1 and others[0].endswith(".json") and others[0] not in _BESIDE_METADATA
     return others[0] if is_one and store.kind(os.path.join(directory, others[0])) == "file" else None
 
@@ -760,7 +760,7 @@ def _state_of_step(store: Store, directory: str) -> StepState:
     names = frozenset(store.list_directory(directory))
     if store.objects is not None and COMMIT_MARK not in names:
         # A run may be named like a step, as `run_3`, and a directory of steps has no mark.
-        is_root = names and all(names_a_step(name) or name in {ROOT_FOLDER, REPORTS} for name in names)
+        is_root = names and all(names_a_step(name) or name in {ROOT_FOLDER, *BESIDE_STEPS} for name in names)
         return "absent" if is_root else "unfinished"
     if names & {CHECKPOINT_METADATA, V1_MARK}:
         about = read_checkpoint_metadata(store, directory, names)

@@ -53,6 +53,10 @@ ROOT_METADATA: Final = "_ROOT_METADATA"
 """In the folder `metadata` of a directory of steps."""
 REPORTS: Final = "_PENSTOCK_REPORTS.json"
 """In a directory of steps: what its saves and restores did. No reader of checkpoints takes notice of it."""
+TIER: Final = "_PENSTOCK_TIER.json"
+"""In each directory of a run with tiers, the root included: which directories these are. As `REPORTS`."""
+BESIDE_STEPS: Final = frozenset({REPORTS, TIER})
+"""Files that make no checkpoint of a directory, though they end as documents do."""
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 

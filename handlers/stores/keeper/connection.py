@@ -164,7 +164,7 @@ class Connections:
     Args:
         path: The keeper's socket; None for that of this user.
         answer_s: How long an answer may take.
-        on_lost: Called when the keeper is found to be lost.
+        on_lost: Called when the keeper is found to be lost, before that is raised.
 
     Raises:
         ConfigError: If the path is too long for a socket, or this system has no keepers.
@@ -173,7 +173,11 @@ class Connections:
     __slots__ = ("_answer_s", "_idle", "_is_silent", "_lock", "_on_lost", "_pid", "path")
 
     def __init__(
-        self, path: str | None, answer_s: float, *, on_lost: Callable[[], object] = lambda: None
+        self,
+        path: str | None,
+        answer_s: float,
+        *,
+        on_lost: Callable[[KeeperLostError], object] = lambda _: None,
     ) -> None:
         self._answer_s, self._on_lost = answer_s, on_lost
         self._is_silent = False  # since the last question
@@ -229,7 +233,7 @@ class Connections:
             yield
         except KeeperLostError as lost:
             self._is_silent = lost.errno == errno.ETIMEDOUT
-            self._on_lost()
+            self._on_lost(lost)
             raise
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ __all__ = ("KeeperDataFile", "KeeperReadableFile", "PageMappings")
 
 import errno
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Final, final
@@ -14,16 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.stores.keeper.connection import Connections
+from penstock.handlers.stores.keeper.drafts import Draft
 from penstock.handlers.stores.keeper.messages import Finish, Reserve, Reserved
 from penstock.handlers.stores.regular_files import transfer, translated, write_vectored
-from penstock.kernel.errors import StorageError, TruncatedDataError
+from penstock.kernel.errors import KeeperLostError, StorageError, TruncatedDataError
 from penstock.kernel.memory.buffers import file_memory
+from penstock.kernel.memory.memory_limit import SystemMemory
 from penstock.kernel.protocols.stores import Transfers
 
 _RESERVED_AT_ONCE: Final = 256 * 2**20
 """By one question, so that the answer takes a limited time however long the file is."""
 
 _MOST_AHEAD: Final = 32 * 2**20
+_LEAST_MARGIN: Final = 2**24
 _MAPPED_FROM: Final = 2**20
 _COPIED_FROM: Final = 2**16  # what is shorter is written by a system call
 _MOST_MAPPINGS: Final = 256
@@ -90,11 +94,14 @@ class KeeperDataFile:
         path: Of the file, for errors.
         number: Of the file.
         is_alone: Whether no other process writes it.
+        draft: That it is in: with that it goes on when the keeper is lost, in pages of this process.
     """
 
     __slots__ = (
         "_connections",
+        "_content",
         "_descriptor",
+        "_draft",
         "_end",
         "_is_alone",
         "_is_ended",
@@ -113,9 +120,18 @@ class KeeperDataFile:
     )
 
     def __init__(
-        self, connections: Connections, mappings: PageMappings, path: str, number: int, *, is_alone: bool
+        self,
+        connections: Connections,
+        mappings: PageMappings,
+        path: str,
+        number: int,
+        *,
+        is_alone: bool,
+        draft: Draft | None = None,
     ) -> None:
         self.path = path
+        self._draft = None if draft is None else weakref.ref(draft)  # which has this file
+        self._content: memoryview | None = None  # of a draft's file that is closed
         self.transfers = Transfers()  #: the bytes written so far
         self._connections, self._number, self._is_alone = connections, number, is_alone
         self._mappings = mappings
@@ -181,7 +197,14 @@ class KeeperDataFile:
                 for at in range(start, end, len(_ZEROS)):
                     write_vectored(self._descriptor, at, [memoryview(_ZEROS)[: end - at]])
 
-        self._connections.call("sync", self.path, Finish(self._number, self._end, self._is_alone), type(None))
+        finish = Finish(self._number, self._end, self._is_alone)
+        if not self._is_drafted():
+            try:
+                self._connections.call("sync", self.path, finish, type(None))
+            except KeeperLostError:
+                if not self._is_drafted():
+                    raise
+
         self._is_ended = True
         self._reserved, self._memory = self._end, None  # the keeper may have given back what is after it
 
@@ -191,15 +214,45 @@ class KeeperDataFile:
         if descriptor < 0:
             return
         try:
+            self._descriptor = descriptor
             if not self._is_ended and self._end:
-                self._descriptor = descriptor
                 self.sync()
         except StorageError:
             pass  # the build is gone, or the keeper: there is nothing to go on with
         finally:
+            draft = None if self._draft is None else self._draft()
+            if draft is not None:
+                try:
+                    self._content = self.content()
+                except OSError:
+                    draft.leave_out()
+
             self._descriptor, self._memory = -1, None
             os.close(self._source)
             os.close(descriptor)
+
+    @property
+    def nbytes(self) -> int:
+        """Its length so far."""
+        return self._end
+
+    def content(self) -> memoryview:
+        """Return its bytes, mapped. Only of a file that is in a draft can this be asked once it is closed.
+
+        By this mapping the keeper sees that it is in use, and does not give its pages to another file.
+
+        Raises:
+            OSError: If it cannot be mapped.
+        """
+        if self._content is not None:
+            return self._content
+
+        return file_memory(self._descriptor, self._end) if self._end else memoryview(b"")
+
+    def _is_drafted(self) -> bool:
+        """True if the keeper is lost, and this goes on without."""
+        draft = None if self._draft is None else self._draft()
+        return draft is not None and draft.lost is not None
 
     def _reserve_ahead(self, end: int) -> None:
         with self._reserving:
@@ -217,8 +270,19 @@ class KeeperDataFile:
         """Reserve the first bytes; called by one thread at a time."""
         while self._reserved < nbytes:
             upto = min(self._reserved + _RESERVED_AT_ONCE, nbytes)
+            if self._is_drafted():
+                self._reserve_alone(upto)
+                continue
+
             wanted = Reserve(self._number, upto, nbytes, self._descriptor < 0)
-            found, descriptors = self._connections.call_for_file("allocate", self.path, wanted, Reserved)
+            try:
+                found, descriptors = self._connections.call_for_file("allocate", self.path, wanted, Reserved)
+            except KeeperLostError:
+                if self._is_drafted():
+                    continue
+
+                raise
+
             if self._descriptor < 0:
                 if len(descriptors) != 2:
                     for descriptor in descriptors:
@@ -232,6 +296,25 @@ class KeeperDataFile:
             self._is_zero = self._is_zero and found.is_zero
             self._reserved = found.nbytes
 
+    def _reserve_alone(self, nbytes: int) -> None:
+        """Have the system make the pages that the keeper would have made: with it, as much has gone."""
+        more = nbytes - self._reserved
+        free = SystemMemory().read().free
+        if free - _LEAST_MARGIN < more:
+            problem = (
+                f"the keeper is lost, and this process has no room for {more} more bytes; {free} are free"
+            )
+            raise StorageError("allocate", self.path, problem, errno.ENOSPC)
+
+        with translated("allocate", self.path):
+            if self._descriptor < 0:
+                self._descriptor = os.memfd_create("penstock-draft", os.MFD_CLOEXEC)
+                self._source = os.dup(self._descriptor)
+
+            os.posix_fallocate(self._descriptor, self._reserved, more)
+
+        self._reserved = nbytes
+
 
 @final
 class KeeperReadableFile:
@@ -240,15 +323,15 @@ class KeeperReadableFile:
     Args:
         path: For errors.
         nbytes: Its length. The memory may have more pages.
-        source: A descriptor, which is closed with it; or the content of a document.
+        source: A descriptor, which is closed with it; or the content.
     """
 
     __slots__ = ("_data", "_descriptor", "_lock", "_nbytes", "_path", "transfers")
 
-    def __init__(self, path: str, nbytes: int, source: int | bytes | None) -> None:
+    def __init__(self, path: str, nbytes: int, source: int | bytes | memoryview | None) -> None:
         self._path, self._nbytes = path, nbytes
         self._descriptor = source if isinstance(source, int) else -1
-        self._data = source if isinstance(source, bytes) else None
+        self._data = None if source is None or isinstance(source, int) else source
         self._lock = Lock()
         self.transfers = Transfers()  #: the bytes read so far
 
@@ -266,7 +349,10 @@ class KeeperReadableFile:
 
         if self._data is not None:
             for view in views:
-                view[:] = self._data[offset : offset + len(view)]
+                part = memoryview(self._data)[offset : offset + len(view)]
+                np.copyto(
+                    np.frombuffer(view, np.uint8), np.frombuffer(part, np.uint8)
+                )  # others run meanwhile
                 offset += len(view)
         elif nbytes:
             with translated("read", self._path):
@@ -279,7 +365,7 @@ class KeeperReadableFile:
 
     def whole(self) -> bytes:
         """Return all of the file."""
-        if self._data is not None:
+        if isinstance(self._data, bytes):
             return self._data
 
         data = bytearray(self._nbytes)

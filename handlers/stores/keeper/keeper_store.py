@@ -14,11 +14,13 @@ import os
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, TypeVar, final
 from weakref import WeakValueDictionary
 
 from penstock.handlers.stores.keeper.connection import Connection, Connections
+from penstock.handlers.stores.keeper.drafts import Draft, DraftFile, Drafts
 from penstock.handlers.stores.keeper.keeper_files import KeeperDataFile, KeeperReadableFile, PageMappings
 from penstock.handlers.stores.keeper.keeper_options import FILE_BYTES, KeeperOptions
 from penstock.handlers.stores.keeper.messages import (
@@ -51,6 +53,7 @@ from penstock.kernel.errors import (
     BuildChangedError,
     ClaimLostError,
     InUseError,
+    KeeperLostError,
     PathError,
     StorageError,
 )
@@ -59,6 +62,7 @@ from penstock.kernel.protocols.stores import (
     BuildToken,
     Directories,
     Hold,
+    NoHold,
     Placement,
     SharedFiles,
 )
@@ -91,6 +95,10 @@ class KeeperHold(Hold):
         """Give it up. Idempotent; never fails, and does not block."""
         self._connection.release()
 
+    def break_off(self) -> None:
+        """End it so that the keeper, should it only have been silent, removes what was built."""
+        self._connection.close()
+
     def is_at(self, path: str) -> bool:
         """True if the held directory is still at `path`."""
         found = self._store.look([path])[0]
@@ -109,10 +117,28 @@ class KeeperHold(Hold):
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _SharedFile(DraftFile):
+    """A file of an earlier checkpoint that a draft has, too."""
+
+    memory: memoryview
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+        return len(self.memory)
+
+    def content(self) -> memoryview:
+        """Return its bytes."""
+        return self.memory
+
+
+@final
 @dataclass(slots=True)
 class _Build:
-    """The state of one save's build: the claim in its `BuildToken`."""
+    """The state of one save's build: the claim in its `BuildToken`. As long as it is there, its draft is."""
 
+    draft: Draft = field(default_factory=Draft)
     published: int | None = None  #: the number of what was published; None if nothing was yet
     replaced: int | None = None  #: of what it replaced, which is where it was built, until it is removed
 
@@ -123,6 +149,10 @@ class KeeperStore(Directories, SharedFiles):
 
     Paths are URLs, `keeper:///run/7`, or absolute; both lead to the same. There are no links.
 
+    As long as the token of a build is there, all bytes of it are in reach of this process. If the keeper is
+    lost, it can be written to its end in memory of this process, and only `publish` fails. What was built, or
+    published, can be read.
+
     Args:
         socket: Where the keeper listens; None for where that of this user does.
         answer_s: How long an answer may take, in seconds. Then it counts as lost.
@@ -132,13 +162,20 @@ class KeeperStore(Directories, SharedFiles):
         ConfigError: If this system has no keepers, or the socket's path is too long.
     """
 
-    __slots__ = ("_connections", "_held", "_mappings", "_placement")
+    __slots__ = ("_connections", "_drafts", "_held", "_mappings", "_placement")
 
     def __init__(
         self, socket: str | None = None, *, answer_s: float = 10.0, file_bytes: int = FILE_BYTES
     ) -> None:
         self._mappings = PageMappings()
-        self._connections = Connections(socket, answer_s, on_lost=self._mappings.clear)
+        self._drafts = drafts = Drafts()
+        mappings = self._mappings  # the connections do not refer to the store: it ends with its last user
+
+        def give_up(lost: KeeperLostError) -> None:
+            mappings.clear()
+            drafts.take_over(lost)
+
+        self._connections = Connections(socket, answer_s, on_lost=give_up)
         self._placement = Placement(file_bytes=file_bytes)
         self._held: WeakValueDictionary[str, KeeperHold] = WeakValueDictionary()  # alone, by inner path
 
@@ -203,10 +240,15 @@ class KeeperStore(Directories, SharedFiles):
         found: list[Found | None] = []
         for start in range(0, len(paths), MOST_PATHS):
             some = paths[start : start + MOST_PATHS]
-            asked = Look([_inner(path) for path in some])
-            found += self._ask("stat", some[0], asked, list[Found | None])
+            asked = [_inner(path) for path in some]
+            found += self._drafts.answered(
+                asked, partial(self._look, some[0], asked), partial(_looked_at, asked)
+            )
 
         return found
+
+    def _look(self, path: str, asked: Sequence[str]) -> Sequence[Found | None]:
+        return self._ask("stat", path, Look(list(asked)), list[Found | None])
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         """Return the kind of entry at `path`; None if there is nothing."""
@@ -227,6 +269,10 @@ class KeeperStore(Directories, SharedFiles):
 
     def list_directory(self, path: str) -> Sequence[str]:
         """Return the names in the directory, sorted."""
+        inner = _inner(path)
+        return self._drafts.answered([inner], lambda: self._names(path), lambda draft: draft.names(inner))
+
+    def _names(self, path: str) -> Sequence[str]:
         names, after = list[str](), ""
         while True:
             found = self._ask("list", path, List(_inner(path), after), Names)
@@ -270,14 +316,22 @@ class KeeperStore(Directories, SharedFiles):
 
     def make_directory(self, path: str) -> None:
         """Create a directory and its missing parents; it may exist already."""
-        self._ask("mkdir", path, MakeDirectory(_inner(path)), type(None))
+        inner = _inner(path)
+        self._drafts.answered(
+            [inner], lambda: self._ask("mkdir", path, MakeDirectory(inner), type(None)), _nothing
+        )
+        self._drafts.note(inner, None)
 
     def sync_directory(self, path: str) -> None:
         """Do nothing: the keeper has every name when it answers."""
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and everything in it. It may be absent."""
-        self._ask("remove", path, Remove(_inner(path)), type(None))
+        inner = _inner(path)
+        self._drafts.answered([inner], lambda: self._ask("remove", path, Remove(inner), type(None)), _nothing)
+        draft = self._drafts.of([inner])
+        if draft is not None and not self._drafts.forget(inner):
+            draft.remove(inner)
 
     def rename(self, source: str, destination: str) -> None:
         """Rename in one step. It is an error if the destination exists.
@@ -285,8 +339,16 @@ class KeeperStore(Directories, SharedFiles):
         Raises:
             BuildChangedError: If `source` is held, and another program has put something else there.
         """
-        held = self._held.get(_inner(source))
-        self._move("rename", source, destination, "absent", expected=None if held is None else held.number)
+        held, draft = self._held.get(_inner(source)), self._drafts.at(_inner(source))
+        number = None if held is None else held.number
+        self._drafts.answered(
+            [_inner(source)],
+            lambda: self._move("rename", source, destination, "absent", expected=number),
+            lambda _: None,
+        )
+        if draft is not None:
+            self._drafts.forget(_inner(source), draft)
+            self._settle(draft, destination)
 
     # Files.
 
@@ -297,12 +359,21 @@ class KeeperStore(Directories, SharedFiles):
 
     def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
         """Write a whole file in one step; see `Store.write_file`."""
+        inner, data = _inner(path), bytes(data)
+        is_new = self._drafts.answered(
+            [inner], lambda: self._put(path, data, create), lambda draft: _is_new(draft, inner, data, create)
+        )
+        self._drafts.note(inner, data)
+        return is_new
+
+    def _put(self, path: str, data: bytes, create: bool) -> bool:
         if len(data) <= MOST_DOCUMENT_BYTES:
-            return self._ask("write", path, Put(_inner(path), bytes(data), create), bool)
+            return self._ask("write", path, Put(_inner(path), data, create), bool)
 
         new = f"{path}.penstock-new-{uuid.uuid4().hex}"
         try:
-            with closing(self.create_data_file(new)) as file:
+            made = self._ask("create", new, Create(_inner(new)), Found)
+            with closing(self._data_file(new, made.number)) as file:
                 file.allocate(len(data))
                 file.write_at(0, [memoryview(data)])
                 file.sync()
@@ -320,8 +391,18 @@ class KeeperStore(Directories, SharedFiles):
 
     def create_data_file(self, path: str) -> KeeperDataFile:
         """Create a file, which must not exist yet, for writing at chosen offsets."""
-        made = self._ask("create", path, Create(_inner(path)), Found)
-        return KeeperDataFile(self._connections, self._mappings, path, made.number, is_alone=True)
+        inner = _inner(path)
+        made = self._drafts.answered(
+            [inner],
+            lambda: self._ask("create", path, Create(inner), Found),
+            lambda draft: _made_in(draft, inner),
+        )
+        file = self._data_file(path, made.number, self._drafts.of([inner]))
+        self._drafts.note(inner, file)
+        return file
+
+    def _data_file(self, path: str, number: int, draft: Draft | None = None) -> KeeperDataFile:
+        return KeeperDataFile(self._connections, self._mappings, path, number, is_alone=True, draft=draft)
 
     def open_for_writing(self, path: str) -> KeeperDataFile:
         """Open a data file that another process has created; see `SharedFiles`."""
@@ -333,16 +414,24 @@ class KeeperStore(Directories, SharedFiles):
 
     def open_data_file(self, path: str) -> KeeperReadableFile:
         """Open a file for reading at chosen offsets."""
-        found, descriptors = self._opened(path)
-        return KeeperReadableFile(path, found.nbytes, descriptors[0] if descriptors else found.document)
+        found = self._content(path)
+        if not isinstance(found, tuple):
+            return KeeperReadableFile(path, len(found), found)
+
+        opened, descriptors = found
+        return KeeperReadableFile(path, opened.nbytes, descriptors[0] if descriptors else opened.document)
 
     def map_file(self, path: str) -> memoryview:
         """Map a whole file, read-only. Its memory stays until the last view is gone."""
-        found, descriptors = self._opened(path)
+        found = self._content(path)
+        if not isinstance(found, tuple):
+            return memoryview(found)
+
+        opened, descriptors = found
         if not descriptors:
-            return memoryview(found.document or b"")
+            return memoryview(opened.document or b"")
         try:
-            return file_memory(descriptors[0], found.nbytes)
+            return file_memory(descriptors[0], opened.nbytes)
         except OSError as error:
             raise StorageError.of("map", path, error) from error
         finally:
@@ -350,20 +439,27 @@ class KeeperStore(Directories, SharedFiles):
 
     def share(self, source: str, destination: str) -> Literal["link"]:
         """Give the file at `source` a second name."""
-        self._ask("share", destination, Share(_inner(source), _inner(destination)), type(None))
+        inner = _inner(destination)
+        self._ask("share", destination, Share(_inner(source), inner), type(None))
+        if self._drafts.of([inner]) is not None:
+            self._drafts.note(inner, _SharedFile(self.map_file(destination)))
+
         return "link"
 
     # Builds.
 
     def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
         """Return `beside` as the place to build. The caller holds it while it builds there."""
-        return BuildToken(final, beside, file, _Build())
+        build = _Build()
+        self._drafts.put(_inner(beside), build.draft)
+        return BuildToken(final, beside, file, build)
 
     def publish(self, token: BuildToken) -> None:
         """Give what was built its final path, which must be free, in one step. From then on it outlives us.
 
         Raises:
             BuildChangedError: If another program was at work there; then it is not published.
+            KeeperLostError: If the keeper is lost. What was built can still be read at the place.
         """
         self._publish(token, "absent")
 
@@ -372,6 +468,7 @@ class KeeperStore(Directories, SharedFiles):
 
         Raises:
             BuildChangedError: If another program was at work there; then nothing has changed.
+            KeeperLostError: As `publish`.
         """
         replaced = self._there("exchange", token.final).number
         self._publish(token, "exchange")
@@ -385,6 +482,9 @@ class KeeperStore(Directories, SharedFiles):
             BuildChangedError: If another program took away what was published; then what it replaced stays.
         """
         build = _build_of(token)
+        if build.draft.lost is not None:  # the keeper removes what a connection has built that breaks
+            self._drafts.forget(_inner(token.place), build.draft)
+            return
         if build.replaced is not None:
             if self.identity(token.final) != build.published:
                 problem = "another program has renamed, removed or replaced what this save built"
@@ -397,8 +497,17 @@ class KeeperStore(Directories, SharedFiles):
             held = self._held.get(_inner(token.place))
             number = None if held is None else held.number
             self._ask("remove", token.place, Remove(_inner(token.place), number), type(None))
+            self._drafts.forget(_inner(token.place), build.draft)
+
+    def _settle(self, draft: Draft, path: str) -> None:
+        draft.move(_inner(path))
+        self._drafts.put(_inner(path), draft)
 
     def _publish(self, token: BuildToken, how: Literal["absent", "exchange"]) -> None:
+        draft = _build_of(token).draft
+        if draft.lost is not None:
+            raise KeeperLostError(self.socket, draft.lost)
+
         held, expected = self._held.get(_inner(token.place)), None
         if held is not None:
             if not held.is_at(token.place):
@@ -410,6 +519,9 @@ class KeeperStore(Directories, SharedFiles):
         built = self._there("publish", token.built).number if expected is None else expected
         self._move("publish", token.built, token.final, how, publishes=True, expected=built)
         _build_of(token).published = built
+        self._drafts.forget(_inner(token.place), draft)
+        if token.file is None:
+            self._settle(draft, token.final)
 
     # Holds.
 
@@ -423,7 +535,7 @@ class KeeperStore(Directories, SharedFiles):
         """Hold the directory together with other readers."""
         return self._hold(path, HoldRequest(_inner(path), True))
 
-    def make_held(self, path: str) -> KeeperHold:
+    def make_held(self, path: str) -> Hold:
         """Create the directory at `path`, held, and its missing parents.
 
         If this process ends before what is built there is published, the keeper removes it.
@@ -431,15 +543,27 @@ class KeeperStore(Directories, SharedFiles):
         Raises:
             InUseError: If something is there.
         """
+        inner = _inner(path)
+        draft = self._drafts.at(inner)
         try:
-            hold = self._hold(path, MakeHeld(_inner(path)))
+            hold = self._hold(path, MakeHeld(inner))
+        except KeeperLostError as lost:
+            if draft is None:
+                raise
+
+            draft.begin(inner, 0)
+            draft.take_over(lost)
+            return NoHold()
         except StorageError as error:
             if error.errno == errno.EEXIST:
                 raise InUseError(path) from error
 
             raise
 
-        self._held[_inner(path)] = hold
+        self._held[inner] = hold
+        if draft is not None:
+            draft.begin(inner, hold.number, hold.break_off)
+
         return hold
 
     def _hold(self, path: str, request: Request) -> KeeperHold:
@@ -464,8 +588,15 @@ class KeeperStore(Directories, SharedFiles):
 
         return found
 
-    def _opened(self, path: str) -> tuple[Opened, list[int]]:
-        return self._connections.call_for_file("open", path, Get(_inner(path)), Opened)
+    def _content(self, path: str) -> tuple[Opened, list[int]] | bytes | memoryview:
+        """Return a file as the keeper opens it, or its bytes in a draft."""
+        inner = _inner(path)
+        found: tuple[Opened, list[int]] | bytes | memoryview = self._drafts.answered(
+            [inner],
+            lambda: self._connections.call_for_file("open", path, Get(inner), Opened),
+            lambda draft: draft.content(inner),
+        )
+        return found
 
     def _move(
         self,
@@ -498,6 +629,32 @@ def _inner(path: str) -> str:
             path = path[2:].partition("/")[2]
 
     return path.strip("/")
+
+
+def _looked_at(paths: Sequence[str], draft: Draft) -> Sequence[Found | None]:
+    return [draft.look(path) for path in paths]
+
+
+def _nothing(_: Draft) -> None:
+    """Do nothing: the draft notes it afterwards."""
+
+
+def _is_new(draft: Draft, path: str, data: bytes, create: bool) -> bool:
+    """Return what `Put` answers, of a draft."""
+    if not create or draft.look(path) is None:
+        return True
+    if bytes(draft.content(path)) != data:
+        raise StorageError("write", path, "exists with another content", errno.EEXIST)
+
+    return False
+
+
+def _made_in(draft: Draft, path: str) -> Found:
+    """Return what `Create` answers, of a draft."""
+    if draft.look(path) is not None:
+        raise StorageError("create", path, "exists", errno.EEXIST)
+
+    return Found(is_directory=False, nbytes=0, number=0)
 
 
 def _build_of(token: BuildToken) -> _Build:

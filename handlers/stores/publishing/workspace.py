@@ -22,6 +22,7 @@ from penstock.kernel.errors import (
     BuildChangedError,
     DestinationExistsError,
     InUseError,
+    KeeperLostError,
     NotDurableError,
     NotSharedError,
     PathError,
@@ -112,6 +113,7 @@ class Workspace:
         file: The one file in the workspace that becomes the checkpoint; None if all of it does.
         joins: Whether another process of the job makes the place, publishes it and removes it. Then this one
             only writes there, once it has entered it; checking and discarding are left to the other one.
+        may_strand: Whether the caller brings the checkpoint elsewhere if it is whole, and its keeper is lost.
     """
 
     __slots__ = (
@@ -127,6 +129,7 @@ class Workspace:
         "_lock",
         "_made",
         "_mark",
+        "_may_strand",
         "_overwrite",
         "_recognises",
         "_replaced",
@@ -137,6 +140,7 @@ class Workspace:
         "identity",
         "left_behind",
         "published",
+        "stranded",
         "temporary",
     )
 
@@ -151,6 +155,7 @@ class Workspace:
         recognises: Callable[[str], bool] = lambda _: True,
         file: str | None = None,
         joins: bool = False,
+        may_strand: bool = False,
     ) -> None:
         self.final = final
         self.temporary = final if joins else temporary
@@ -158,6 +163,9 @@ class Workspace:
         self.identity: object = None  #: the `Store.identity` of what was built; set by `publish`
         self.left_behind: StorageError | None = None  #: why something could not be removed from the place
         self.published = False  #: whether the checkpoint is visible under its own name
+        self.stranded: str | None = None
+        """Why it is not: it is whole, but in memory of this process alone, as long as this workspace is."""
+        self._may_strand = may_strand
         self._beside = temporary
         self._store = store
         self._threads = threads
@@ -324,7 +332,8 @@ class Workspace:
             InUseError: If what it replaces stays held: it is being deleted, or built in place.
             NotDurableError: If it is visible, and its name may not be durable. What it replaced stays, too.
             BuildChangedError: If another program changed what was built. What it was to replace stays.
-            StorageError: If the store refuses. `published` tells whether the checkpoint is visible.
+            StorageError: If the store refuses. `published` tells whether the checkpoint is visible; if it was
+                allowed to strand, and did, that is no error.
         """
         await self._threads.run(self.publish_now)
 
@@ -411,7 +420,12 @@ class Workspace:
             if self._has_mark(place):
                 self._hold = hold_abandoned(store, place)
             else:
-                self.left_behind = remove_abandoned(store, place, set_aside=True)
+                try:
+                    self.left_behind = remove_abandoned(store, place, set_aside=True)
+                except KeeperLostError:
+                    if not self._may_strand:  # else what was left is lost with it
+                        raise
+
                 self._hold = directories.make_held(place)
 
             self._is_ours = True
@@ -433,9 +447,22 @@ class Workspace:
             self.published = True
             return
 
-        # Asked before the rename: after it, another save may replace the checkpoint at any time.
-        self.identity = store.identity(token.built)
-        older = self._publish(token)
+        try:
+            # Asked before the rename: after it, another save may replace the checkpoint at any time.
+            self.identity = store.identity(token.built)
+            older = self._publish(token)
+        except KeeperLostError as lost:
+            directories = store.directories
+            may_strand = self._may_strand and token.file is None
+            if not may_strand or directories is None or store.kind(token.built) is None:
+                raise
+
+            directories.rename(
+                token.built, self.final
+            )  # in the memory of this process: the keeper has nothing
+            self.stranded = str(lost)
+            return
+
         self._has_replaced = older is not None
         self.published = True
         # Before anything that it replaced is removed: after a power loss one of the two must be there.

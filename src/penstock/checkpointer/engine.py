@@ -177,8 +177,16 @@ class Engine:
         own = [cache for layout in written if isinstance(layout, Caching) for cache in layout.caches]
         return (*own, *self.caches.counted)
 
-    def save_run(self, request: SaveRequest, threads: Threads, handler_work: HandlerWork) -> SaveRun:
+    def save_run(
+        self, request: SaveRequest, threads: Threads, handler_work: HandlerWork, *, goes_on: bool = False
+    ) -> SaveRun:
         """Make the context of one save.
+
+        Args:
+            request: What was asked for.
+            threads: For blocking calls.
+            handler_work: Of handlers that write themselves.
+            goes_on: Whether somebody takes the checkpoint on to another place, be it published or stranded.
 
         Raises:
             SpecError: If `custom_metadata` cannot be written as JSON, or `base` is in another store. If
@@ -196,6 +204,7 @@ class Engine:
             recognises=partial(layout.recognises, self.store),
             file=None if layout.places is None else layout.places.file_of(path),
             joins=not operation.publishes,
+            may_strand=goes_on and operation.is_alone,
         )
 
         return SaveRun(

@@ -20,6 +20,7 @@ __all__ = (
 )
 
 import errno
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -61,6 +62,7 @@ from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
 from penstock.kernel.pipeline.run_context import HandlerWork, RunCaches, SaveRequest, SaveRun
 from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.kernel.pipeline.statistics import waited_for_memory_s
+from penstock.kernel.protocols.build_place import BuildPlace
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.leaf_handlers import Background
 from penstock.kernel.protocols.save_format import SaveArgs
@@ -81,8 +83,9 @@ class Onward:
     """The way of a save that is kept at its path, and goes on to another one."""
 
     path: str  #: where it will be finalized
-    take: Callable[[SavePromise, SaveReport], object]
-    """Called once it is kept, in the loop that saves: it fulfils the promise, and lets it be cancelled."""
+    take: Callable[[SavePromise, SaveReport, BuildPlace], object]
+    """Called once it is kept or stranded, in the loop that saves: it fulfils the promise, and lets it be
+    cancelled. The workspace says which. As long as it is there, what it built can be read."""
 
 
 @final
@@ -106,6 +109,7 @@ class SaveTask:
         "_ended",
         "_engine",
         "_hung",
+        "_is_handed_on",
         "_onward",
         "_pipeline",
         "_run",
@@ -135,13 +139,14 @@ class SaveTask:
         self._tree = tree
         self._turn = turn
         self._undo_s = engine.config.stopping.undo_s
-        self._run = engine.save_run(request, threads, HandlerWork(self._undo_s, self._leave_behind))
+        work = HandlerWork(self._undo_s, self._leave_behind)
+        self._run = engine.save_run(request, threads, work, goes_on=onward is not None)
         self._hung: HandlerFailedError | None = None
         self._scope = CancelScope()
         self._ended = Event()
         self._started = time.perf_counter()
         self._staged_s = float("nan")
-        self._onward = onward
+        self._onward, self._is_handed_on = onward, False
         path = request.path if onward is None else onward.path
         self.promise = SavePromise(path, lambda: loop.post(self.cancel), self._run.progress.snapshot)
         self.future = self.promise.future  #: the caller's handle
@@ -176,7 +181,7 @@ class SaveTask:
                 self.promise.fail(interrupt)  # a thread may be waiting for the result
                 raise
 
-            if not self.future.done and (self.future.milestone or 0) < Milestone.KEPT:
+            if not self.future.done and not self._is_handed_on:
                 self._give_up()
         finally:
             self._ended.set()
@@ -238,7 +243,7 @@ class SaveTask:
             published.nbytes_kept,
             single_writer=published.single_writer,
             staged_s=self._staged_s,
-            kept_s=took_s,
+            kept_s=took_s if run.workspace.stranded is None else math.nan,
             durable_s=took_s,
             peak_leased_bytes=run.memory.peak,
             stages=result.stages,
@@ -261,8 +266,11 @@ class SaveTask:
         if onward is None:
             self.promise.finish(report)
         else:
-            self._reach(Milestone.KEPT)
-            onward.take(self.promise, report)
+            self._is_handed_on = True
+            if run.workspace.published:
+                self._reach(Milestone.KEPT)
+
+            onward.take(self.promise, report, run.workspace)
 
     async def _as_full(self, error: BaseException) -> NoSpaceError | None:
         """Return the error of a full medium in full; None if it is another, or says all already."""

@@ -11,12 +11,12 @@ from typing import TypeVar, final
 
 from penstock.cli.completers import completed, item_names, step_numbers
 from penstock.cli.terminal import CommandError
-from penstock.handlers.layouts.discovery import checkpoint_path
 from penstock.handlers.stores.publishing.reading import read_unchanged
 from penstock.inspection.looking import run_here
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
 from penstock.kernel.protocols.stores import Store
 from penstock.stages.planning.key_patterns import near_leaves, pattern_fits
+from penstock.steps.tier_record import find_checkpoint
 from penstock.stores.store_finder import store_of
 
 T = TypeVar("T")
@@ -51,9 +51,9 @@ class Chosen:
 
     @classmethod
     def at(cls, given: str, step: int | None, item: str | None) -> Chosen:
-        """Return the checkpoint at a path, or a step there."""
-        store, path = store_of(given)
-        return cls(store, checkpoint_path(store, path, step), item)
+        """Return the checkpoint at a path, or a step there, which may be in a tier of the run alone."""
+        store, path = find_checkpoint(*store_of(given), step)
+        return cls(store, path, item)
 
     def described(self) -> Sequence[ItemFacts]:
         """Describe the items, without an event loop where that is possible.

@@ -22,6 +22,8 @@ from typing import Final, NamedTuple, final
 from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes
 from penstock.handlers.stores.file_system import rename_only_to_absent
 from penstock.kernel.memory.memory_limit import auto_memory_limit, free_memory
+from penstock.steps.tier_record import levels_of
+from penstock.stores.store_finder import store_of
 
 _EXTRAS: Final = {
     "rich": "cli",
@@ -53,7 +55,13 @@ def run(options: argparse.Namespace, output: Output) -> int:
     Raises:
         OSError: If nothing can be written at the path.
     """
-    facts = [*file_system_facts(options.path), *machine_facts(), *_packages(), *settings()]
+    facts = [
+        *file_system_facts(options.path),
+        *tier_facts(options.path),
+        *machine_facts(),
+        *_packages(),
+        *settings(),
+    ]
     if options.json:
         output.say(json.dumps([fact._asdict() for fact in facts], indent=2))
     else:
@@ -124,6 +132,21 @@ def file_system_facts(path: str) -> Iterator[Fact]:
         yield _tried("hard links", _links(here), "slower", "unchanged files are copied, not shared")
         yield _tried("locks", _locks(here), "slower", "a claim file takes their place")
         yield _tried("preallocation", _allocates(here), "slower", "files grow as they are written")
+
+
+def tier_facts(path: str) -> Iterator[Fact]:
+    """Tell which tiers the run at a path has, if it is one, and whether they can be seen from here."""
+    store, root = store_of(path)
+    levels = levels_of(store, root)
+    newest = max([step for level in levels for step in level.steps], default=None)
+    for level in levels if len(levels) > 1 else ():
+        name = level.label if level.label == "root" else f"tier {level.label}"
+        if level.store is None:
+            yield Fact(name, level.path, "slower", f"{level.problem}: its steps are not seen from here")
+        else:
+            latest = max(level.steps, default=None)
+            where = "no step yet" if latest is None else f"newest step {latest}"
+            yield Fact(name, level.path, "ok", where if latest == newest else f"{where}, of {newest}")
 
 
 def machine_facts() -> Iterator[Fact]:

@@ -15,6 +15,7 @@ from penstock.handlers.stores.publishing.deletion import remove_abandoned
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.kernel.errors import InUseError, NotACheckpointError
 from penstock.kernel.protocols.stores import ObjectStore, Store, is_at_work
+from penstock.steps.tier_record import levels_of
 from penstock.stores.store_finder import store_of
 
 _STATES: Final = {"kept": "in use", "unmarked": "no checkpoint"}
@@ -26,7 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"Remove the directories named *{TEMPORARY_SUFFIX}* that interrupted saves and deletions left in "
         "PATH and in the directories below it. What a live save or deletion on this machine works in is "
         "held, and left alone; of savers on other machines, a file system without locks tells nothing, so "
-        "that there nothing should be saving. Checkpoints are never touched."
+        "that there nothing should be saving. Of a run with tiers, these are looked at, too. Checkpoints are "
+        "never touched."
     )
     parser.add_argument(
         "path", metavar="PATH", nargs="?", default=".", help="a directory of steps or runs (here)"
@@ -57,9 +59,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if store.kind(path) != "directory":
         raise NotACheckpointError(path, "is no directory")
 
+    tiers = [(level.store, level.path) for level in levels_of(store, path)[:-1] if level.store is not None]
     found = [
-        (left, sizes_below(store, left), _removed(store, left, options.dry_run))
-        for left in _left_below(store, path)
+        (left, sizes_below(where, left), _removed(where, left, options.dry_run))
+        for where, place in ((store, path), *tiers)
+        if where.objects is None
+        for left in _left_below(where, place)
     ]
     if options.json:
         documents = [{"path": left, "nbytes": sizes.nbytes, "state": state} for left, sizes, state in found]

@@ -19,6 +19,7 @@ from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes, say_
 from penstock.handlers.formats.verification import Finding
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.words import counted
+from penstock.steps.tier_record import SeenLevel, levels_of
 from penstock.stores.store_finder import store_of
 from penstock.verification.verify import Status, Verification, VerifyReport
 
@@ -30,6 +31,9 @@ STATUSES: Final[Mapping[Status, int]] = {
     "unreadable": 5,
 }
 """The exit status for each result. 2 is wrong usage, as of every command."""
+
+_RANKS: Final[Sequence[Status]] = ("damaged", "unreadable", "unchecked", "absent", "intact")
+"""The worst first."""
 
 _KINDS: Final = {
     "damages": "damaged",
@@ -61,8 +65,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
         "Compare everything at and below PATH with the checksums recorded of it: every step, every item, "
-        "every file. The exit status is 0 if all of it is intact, 1 if something is damaged, 3 if there is "
-        "no checkpoint, 4 if something has no checksum, and 5 if the medium refused to read something."
+        "every file; of a run with tiers, in these, too. The exit status is 0 if all of it is intact, 1 if "
+        "something is damaged, 3 if there is no checkpoint, 4 if something has no checksum, and 5 if the "
+        "medium refused to read something."
     )
     parser.add_argument(
         "path", metavar="PATH", help="a checkpoint, a directory of steps, or a folder of these"
@@ -77,17 +82,39 @@ def run(options: argparse.Namespace, output: Output) -> int:
         The exit status, by what is worst: see `STATUSES`.
     """
     try:
+        levels = _levels(options.path)
         found = run_with_bar(output, options.path, partial(_verify, options.path))
+        tiers = [
+            run_with_bar(output, level.path, partial(_verify, level.path))
+            for level in levels
+            if level.store is not None and level.steps
+        ]
     except (penstock.PenstockError, OSError) as error:
         say_error(error)  # status 1 would say that there is damage
         return STATUSES["unreadable"]
 
     if options.json:
-        output.say(json.dumps(_document(found), indent=2))
-    else:
-        _show(found, output)
+        document = _document(found)
+        if levels:
+            document["tiers"] = [_document(tier) for tier in tiers]
 
-    return STATUSES[found.status]
+        output.say(json.dumps(document, indent=2))
+    else:
+        for each in (found, *tiers):
+            _show(each, output)
+        for level in levels:
+            if level.store is None:
+                output.say(f"{level.path}: not looked at ({level.problem})", "warning")
+
+    # A root that has no step yet, while its tiers have some, says nothing.
+    statuses = [each.status for each in (found, *tiers) if not (tiers and each.status == "absent")]
+    return next(STATUSES[status] for status in _RANKS if status in statuses)
+
+
+def _levels(path: str) -> Sequence[SeenLevel]:
+    """Return the tiers of a run that is verified as a whole."""
+    store, final = store_of(path)
+    return levels_of(store, final)[:-1] if store.kind(final) == "directory" else ()
 
 
 async def _verify(path: str) -> VerifyReport:

@@ -7,6 +7,7 @@ __all__ = ("configure", "run")
 import argparse
 import json
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ import penstock
 from penstock.cli.terminal import CommandError, Output, Table, format_bytes
 from penstock.inspection.step_listing import StepFacts, describe_step_at
 from penstock.inspection.texts import iso_time
+from penstock.kernel.protocols.stores import Store
+from penstock.steps.tier_record import levels_of
 from penstock.stores.store_finder import store_of
 
 
@@ -23,8 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
         "Print each step of the run at PATH as it becomes durable, beginning with the latest, until "
-        "Ctrl-C. In a pipe: one line for each, with tabs between number, bytes, time, metrics as JSON, and "
-        "path."
+        "Ctrl-C. Where the run has tiers, those are named that have the step, too. In a pipe: one line for "
+        "each, with tabs between number, bytes, time, metrics as JSON, path, and where it is."
     )
     parser.add_argument("path", metavar="PATH", help="a directory of steps, which need not exist yet")
     parser.add_argument("--after", type=int, metavar="N", help="begin with the first step after this one")
@@ -51,25 +54,42 @@ async def _watch(options: argparse.Namespace, output: Output) -> None:
 
     steps = penstock.watch(root, names=_AnyPrefix(), after=options.after, timeout_s=options.timeout)
     async for step in steps:
-        _say(await anyio.to_thread.run_sync(describe_step_at, store, root, step), options, output)
+        found = await anyio.to_thread.run_sync(_described, store, root, step)
+        if found is not None:  # else it was deleted just now
+            _say(found, options, output)
 
 
-def _say(found: StepFacts | None, options: argparse.Namespace, output: Output) -> None:
-    if found is None:
-        return  # it was deleted just now
+def _described(store: Store, root: str, step: int) -> StepFacts | None:
+    """Return the step, with the levels that have it if the run has tiers."""
+    found = describe_step_at(store, root, step)
+    levels = levels_of(store, root)
+    if found is None or len(levels) == 1:
+        return found
+
+    return replace(found, where=tuple([level.label for level in levels if step in level.steps]))
+
+
+def _say(found: StepFacts, options: argparse.Namespace, output: Output) -> None:
 
     metrics = json.dumps(dict(found.metrics))
     if options.json:
         document: dict[str, Any] = {"step": found.step, "path": found.path, "nbytes": found.sizes.nbytes}
         output.say(
             json.dumps(
-                {**document, "committed_at": iso_time(found.committed_at_ns), "metrics": found.metrics}
+                {
+                    **document,
+                    "committed_at": iso_time(found.committed_at_ns),
+                    "metrics": found.metrics,
+                    "where": list(found.where),
+                }
             )
         )
         return
 
-    row = (str(found.step), format_bytes(found.sizes.nbytes), iso_time(found.committed_at_ns)[11:19], metrics)
-    plain = (str(found.step), str(found.sizes.nbytes), iso_time(found.committed_at_ns), metrics, found.path)
+    where = " ".join(found.where)
+    size, when = format_bytes(found.sizes.nbytes), iso_time(found.committed_at_ns)
+    row = (str(found.step), size, when[11:19], *([where] if where else []), metrics)
+    plain = (str(found.step), str(found.sizes.nbytes), when, metrics, found.path, where)
     output.table(Table((), [row], plain=[plain]))
 
 

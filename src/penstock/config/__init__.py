@@ -14,6 +14,7 @@ __all__ = (
     "StoppingOptions",
     "StoreOptions",
     "TelemetryOptions",
+    "TierOptions",
 )
 
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         StoppingOptions,
         StoreOptions,
         TelemetryOptions,
+        TierOptions,
     )
     from penstock.event_loop.interpreter_settings import LoopOptions
     from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
@@ -43,6 +45,7 @@ else:
                 "StoppingOptions",
                 "StoreOptions",
                 "TelemetryOptions",
+                "TierOptions",
             ),
             "penstock.event_loop.interpreter_settings": ("LoopOptions",),
             "penstock.handlers.coordinators.job_options": ("JobLimits", "JobOptions"),

@@ -25,6 +25,14 @@
     [telemetry]
     observers = ["prometheus"]   # PENSTOCK_TELEMETRY__OBSERVERS=prometheus
 
+    [[tier]]                     # of a CheckpointManager, the nearest first
+    kind = "memory"
+    keep_last = 2
+
+    [[tier]]
+    path = "/nvme/run"
+    keep_last = 3
+
     [save]
     piece_bytes = "16MiB"
     stages = ["flatten", "prioritise", "device_to_host", "limit_bytes", "write", "commit", "finalize"]
@@ -49,6 +57,7 @@ __all__ = (
     "StoppingOptions",
     "StoreOptions",
     "TelemetryOptions",
+    "TierOptions",
     "given_layers",
     "options_in",
     "profiles_in",
@@ -189,6 +198,38 @@ class StoppingOptions:
         fit_fields(self, "stopping")
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """`[[tier]]`: where a `CheckpointManager` saves steps first, unless it is given `tiers`.
+
+    Attributes:
+        kind: `"memory"`: of this machine, held by a keeper. By default `"disk"`, which needs a `path`.
+        path: The directory of this tier alone, of a disk or a bucket. It serves one root.
+        keep_last: So many steps stay here; the last one always does.
+        keep_every: Besides, steps whose number is a multiple of this stay; None for no others.
+        save_every: Only steps whose number is a multiple of this come here; None for all that are offered.
+        limit_bytes: Of memory: the most that its keeper may take; `"auto"` for half of what is free.
+    """
+
+    kind: Literal["memory", "disk"] = "disk"
+    path: str | None = None
+    keep_last: int = field(default=2, metadata={"positive": True})
+    keep_every: int | None = field(default=None, metadata={"positive": True})
+    save_every: int | None = field(default=None, metadata={"positive": True})
+    limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
+
+    def __post_init__(self) -> None:
+        fit_fields(self, "tier")
+        is_memory = self.kind == "memory"
+        if is_memory and self.path is not None:
+            raise ConfigError("tier.path", 'is for a tier with kind = "disk"; one in memory has none')
+        if not is_memory and self.path is None:
+            raise ConfigError("tier.path", 'is missing; a tier in memory has kind = "memory"')
+        if not is_memory and self.limit_bytes != "auto":
+            raise ConfigError("tier.limit_bytes", 'is for a tier with kind = "memory"')
+
+
 MIB = 2**20
 
 
@@ -321,6 +362,7 @@ class Config:
     job: JobOptions = field(default_factory=JobOptions)
     processes: JobLimits = field(default_factory=JobLimits)
     telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
+    tier: tuple[TierOptions, ...] = ()  #: the tiers of a CheckpointManager, the nearest first
 
     def __post_init__(self) -> None:
         fit_fields(self, "")

@@ -24,10 +24,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast, final, get_type_hints
 
 from penstock.config.config import Config, given_layers
-from penstock.kernel.options import TABLES, SourcedValue, given_leaves
+from penstock.kernel.options import TABLES, SourcedValue, given_leaves, item_class
 
 STAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "save": {
@@ -82,10 +82,23 @@ class OptionEntry:
     def name(self) -> str:
         return self.key.rpartition(".")[2]
 
+    @property
+    def heading(self) -> str:
+        """The table as a file begins it: `[memory]`, or `[[tier]]` of an array."""
+        return f"[[{self.section}]]" if self.section in _arrays() else f"[{self.section}]"
+
 
 def every_option() -> list[OptionEntry]:
     """Return every key that there is without plug-ins, in the order of the documentation."""
     return list(_options(Config(), ""))
+
+
+@lru_cache(maxsize=1)
+def _arrays() -> Mapping[str, type]:
+    """Return the arrays of tables by name, with the class of one table."""
+    hints = get_type_hints(Config)
+    found = {name: item_class(hint) for name, hint in hints.items()}
+    return {name: of for name, of in found.items() if of is not None}
 
 
 def _options_of_stage(flow: str, stage: str) -> list[OptionEntry]:
@@ -102,11 +115,16 @@ def _options(options: Any, section: str) -> Iterator[OptionEntry]:
         key, value = _dotted(section, field.name), getattr(options, field.name)
         if dataclasses.is_dataclass(value):
             tables.append((key, value))
-        elif field.init and TABLES not in field.metadata:
+        elif key not in _arrays() and field.init and TABLES not in field.metadata:
             yield _entry(key, docs[field.name], as_toml(value, _unit(key, "number")))
 
     for key, value in tables:
         yield from _options(value, key)
+
+    if not section:
+        for key, of in _arrays().items():
+            for name, doc in fields_of(of.__module__, of.__name__).items():
+                yield _entry(f"{key}.{name}", doc, _written(doc.default))
 
     if section in STAGES:
         for stage in STAGES[section]:
@@ -334,7 +352,14 @@ def _table(properties: dict[str, Any], section: str) -> dict[str, Any]:
     path = ""
     for name in section.split("."):
         path = f"{path}.{name}".strip(".")
-        found = table["properties"].setdefault(name, {"type": "object", "properties": {}})
+        if path in _arrays():
+            array = table["properties"].setdefault(name, {"type": "array", "items": {}})
+            found = array["items"]
+            found.setdefault("type", "object")
+            found.setdefault("properties", {})
+        else:
+            found = table["properties"].setdefault(name, {"type": "object", "properties": {}})
+
         found["additionalProperties"] = {"type": "object"} if path in _OPEN else False
         table = found
 
@@ -387,8 +412,8 @@ def config_page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    for section, entries in groupby(every_option(), lambda entry: entry.section):
-        yield f"\n## `[{section}]`\n\n| key | type | default | effect |\n| --- | --- | --- | --- |\n"
+    for heading, entries in groupby(every_option(), lambda entry: entry.heading):
+        yield f"\n## `{heading}`\n\n| key | type | default | effect |\n| --- | --- | --- | --- |\n"
         yield from map(_row, entries)
 
 
@@ -434,13 +459,18 @@ def effective_options(
     values = dict(_values(config, ""))
     shown: list[EffectiveOption] = []
     for entry in every_option():
+        if entry.section in _arrays():
+            continue  # there may be none of them, or several
+
         value = values.pop(entry.key, ...)
         text = entry.default if value is ... else as_toml(value, entry.unit)
         shown.append(EffectiveOption(entry.key, masked(entry.key, text), sources.get(entry.key, "default")))
 
-    # What is left are options of stages that are not penstock's own.
+    # What is left are arrays of tables, and options of stages that are not penstock's own.
     shown += [
-        EffectiveOption(key, masked(key, as_toml(value)), sources.get(key, "default"))
+        EffectiveOption(
+            key, masked(key, as_toml(value)), sources.get(key, sources.get(_array_of(key), "default"))
+        )
         for key, value in values.items()
     ]
     return shown
@@ -462,8 +492,16 @@ def _values(options: Any, section: str) -> Iterator[tuple[str, object]]:
             yield from ((f"{section}.{at}", given.value) for at, given in _given(value, ""))
         elif dataclasses.is_dataclass(value):
             yield from _values(value, key)
+        elif key in _arrays():
+            for number, item in enumerate(value):
+                yield from _values(item, f"{key}[{number}]")
         else:
             yield key, value
+
+
+def _array_of(key: str) -> str:
+    """Return the name of the array that an option is in: `tier` of `tier[0].path`."""
+    return key.partition("[")[0]
 
 
 def _given(table: Mapping[str, Any], section: str) -> Iterator[tuple[str, SourcedValue]]:

@@ -8,6 +8,7 @@ __all__ = (
     "describe_checkpoint",
     "describe_step_at",
     "list_checkpoints",
+    "list_run",
     "list_unfinished",
     "metric_of",
     "name_best",
@@ -33,6 +34,7 @@ from penstock.inspection.texts import metric_at
 from penstock.kernel.errors import PenstockError, UnknownMetricError
 from penstock.kernel.protocols.stores import Store, is_at_work
 from penstock.steps.step_directory import StepReader
+from penstock.steps.tier_record import SeenLevel
 
 State: TypeAlias = Literal["finished", "saving", "interrupted", "damaged", "unknown"]
 
@@ -55,6 +57,7 @@ class StepFacts:
     problem: str = ""  #: what is wrong with a damaged one
     is_best: bool = False
     is_pinned: bool = False  #: by a manager that is open now
+    where: tuple[str, ...] = ()  #: the levels of the run that have it whole, if there are several
 
 
 def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
@@ -71,6 +74,37 @@ def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
     pins = read_pins(store, place.path)
     marked = [replace(step, is_pinned=True) if step.step in pins else step for step in found]
     return [*marked, *list_unfinished(store, place.path)]
+
+
+def list_run(store: Store, place: Place, levels: Sequence[SeenLevel]) -> list[StepFacts]:
+    """List the steps of a run that has tiers, with the levels that each is in.
+
+    Args:
+        store: That the root is in.
+        place: The root.
+        levels: Of `levels_of`.
+    """
+    found: dict[tuple[int | None, str], StepFacts] = {}
+    where: dict[tuple[int | None, str], list[str]] = {}
+    unfinished: list[StepFacts] = []
+    for level in levels:
+        if level.store is None:
+            continue
+
+        here = place if level.path == place.path else look_at(level.store, level.path)
+        for step in list_checkpoints(level.store, here):
+            if step.state in {"saving", "interrupted"}:
+                unfinished.append(replace(step, where=(level.label,)))
+                continue
+
+            key = step.step, "" if step.step is not None else step.name
+            if step.state != "damaged":
+                where.setdefault(key, []).append(level.label)
+            if key not in found or found[key].state == "damaged" or level.store is store:
+                found[key] = step  # of the same content the root's has the sizes that stay
+
+    rows = [replace(step, where=tuple(where.get(key, ()))) for key, step in found.items()]
+    return [*sorted(rows, key=lambda row: (row.step is None, row.step or 0, row.name)), *unfinished]
 
 
 def list_unfinished(store: Store, root: str) -> list[StepFacts]:

@@ -36,7 +36,7 @@ class Refusal(Exception):
 
 WRITER: Final = ".penstock-writer"
 TIER_FILE: Final = "_PENSTOCK_TIER.json"
-"""The names that a manager of steps uses, as `writer_hold` and `promotion` have them: to import those would
+"""The names that a manager of steps uses, as `writer_hold` and `tier_record` have them: to import those would
 double the memory of a keeper."""
 
 

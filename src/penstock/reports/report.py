@@ -19,7 +19,7 @@ __all__ = (
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -144,7 +144,9 @@ class SaveReport(StageReport):
 
     nbytes_kept: int = 0  #: array bytes that were not written, for the base holds them
     staged_s: float = math.nan  #: from the call to STAGED
-    kept_s: float = math.nan  #: from the call to KEPT; without tiers, `durable_s`
+    kept_s: float = math.nan
+    """From the call to KEPT; without tiers, `durable_s`. Not known as long as the step of a lost keeper is on
+    its way to the next tier."""
     durable_s: float = math.nan  #: from the call to DURABLE
     peak_leased_bytes: int = 0  #: of the shared budget, over its life so far
     single_writer: bool = False
@@ -153,13 +155,17 @@ class SaveReport(StageReport):
     superseded_by: str | None = None
     """The newer step that is durable instead, where steps are saved faster than a tier takes them; then this
     one is not at `path`."""
+    promoted_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    """With tiers: the directories that the step was copied to, each with the seconds from the call until it
+    was there."""
 
     def _figures(self) -> str:
         whole = StageReport._figures(self)
         kept = f", {size_text(self.nbytes_kept)} kept" if self.nbytes_kept else ""
         staged = "" if math.isnan(self.staged_s) else f", staged after {self.staged_s:.3f} s"
         alone = ", kept apart from other savers by single_writer alone" if self.single_writer else ""
-        return f"{whole}{kept}{staged}{alone}"
+        there = "".join([f", in {path} after {s:.3f} s" for path, s in self.promoted_s.items()])
+        return f"{whole}{kept}{staged}{alone}{_printable(there)}"
 
 
 @final

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 __all__ = ("finish", "main")
 
-import os
 import sys
 from functools import partial
 
@@ -19,7 +18,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError, RootInUseError
 from penstock.steps.keep_policies import KeepAll
 from penstock.steps.manager import CheckpointManager
-from penstock.steps.promotion import TIER_FILE, TierRecord
+from penstock.steps.tier_record import read_record
 from penstock.steps.tiers import Disk, Memory, path_of
 from penstock.stores.store_finder import store_at
 
@@ -35,9 +34,10 @@ async def finish(tier: str) -> bool:
         PenstockError: If it cannot be brought there now.
     """
     path = path_or_url(tier)
-    found = (await Threads(1).run(store_at(path).read_files, [os.path.join(path, TIER_FILE)]))[0]
-    record = TierRecord("") if found is None else TierRecord.decode(found)
-    if not record.root or record.names is None or record.n_processes > 1:  # here is a part of each step
+    record = await Threads(1).run(read_record, store_at(path), path)
+    if record is None or not record.root or record.names is None:
+        return False
+    if record.n_processes > 1:  # here is a part of each step
         return False
 
     memory = Memory(keep=KeepAll())

@@ -33,7 +33,7 @@ from penstock.kernel.words import near_steps
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, as_keep_policy, check_ranking, ranking_of
 from penstock.steps.save_policies import SavePolicy, as_save_policy, awaits_preemption
 from penstock.steps.step_names import NameFormat, StepNames, step_number
-from penstock.steps.tiers import Tier, as_tiers
+from penstock.steps.tiers import Disk, Memory, Tier, as_tiers, path_of
 
 if TYPE_CHECKING:
     # As in `Checkpointer`: loaded on entering, in a worker thread.
@@ -108,7 +108,9 @@ class CheckpointManager(AsyncOnly):
         clean: Whether the leftovers of crashed saves are removed from `root` on opening.
         link: Whether arrays that an earlier step already holds are linked instead of written again.
         tiers: Where steps are saved first, and copied on from there to `root` in the background:
-            `Disk("/nvme/run")`, `Memory()` (or `"memory"`), or several, the nearest first.
+            `Disk("/nvme/run")`, `Memory()` (or `"memory"`), or several, the nearest first. By default those
+            of the configuration, `[[tier]]`, and if it is `read_only` and there are none, those that the
+            root names, as far as they are seen from here. `()` for none.
         sigterm: Whether SIGTERM triggers `OnPreemption` instead of ending the process; by default if
             `save_when` contains it.
         checkpointer: An open Checkpointer that saves and restores, to share its memory budget.
@@ -134,7 +136,7 @@ class CheckpointManager(AsyncOnly):
         read_only: bool = False,
         clean: bool = True,
         link: bool = True,
-        tiers: Tier | Iterable[Tier] | Literal["memory"] = (),
+        tiers: Tier | Iterable[Tier] | Literal["memory"] | None = None,
         sigterm: bool | None = None,
         checkpointer: Checkpointer | None = None,
         config: Config | Path | None = None,
@@ -186,12 +188,13 @@ class CheckpointManager(AsyncOnly):
 
         check_ranking("loss" if metric is None else metric, mode)
         self._ranking = ranking_of(kept) if metric is None else (metric, mode)
-        self._tiers = as_tiers(tiers, self._root)
+        self._checkpointer, owned = _own_or_given(checkpointer, options)
+        self._tiers = as_tiers(tiers, self._root, self._checkpointer.config.tier)
+        self._finds_tiers = read_only and tiers is None and not self._tiers
         policies = [when, *[as_save_policy(tier.save_when) for tier in self._tiers]]
         self.awaits_preemption = any(
             map(awaits_preemption, policies)
         )  #: whether `save_when` has `OnPreemption`
-        self._checkpointer, owned = _own_or_given(checkpointer, options)
         _check_trash(trash, self._names)
         self._policies, self._trash, self._link = (when, kept), trash, link
         self._made: StepSaves | None = None
@@ -202,6 +205,9 @@ class CheckpointManager(AsyncOnly):
 
     async def __aenter__(self) -> CheckpointManager:
         await load({**NEEDED_TO_OPERATE, **NEEDED_TO_MANAGE}, self._checkpointer.config.loop)
+        if self._finds_tiers and self._made is None:
+            self._tiers = await self._found_tiers()
+
         await self._entered.enter(partial(self._saves.live, self._owned, sigterm=self._sigterm))
         return self
 
@@ -545,6 +551,20 @@ class CheckpointManager(AsyncOnly):
         """Wait as `wait` does; afterwards the manager takes no more calls and can only be left."""
         await self.wait()
         self._saves.close()
+
+    async def _found_tiers(self) -> Sequence[Tier]:
+        """Return the tiers that the root names, as far as they are seen from here: to read them."""
+        from penstock.kernel.concurrency.threads import Threads
+        from penstock.steps.tier_record import levels_of
+
+        engine = self._checkpointer.engine.at(self._root)
+        if engine.is_joint:
+            return ()
+
+        levels = await Threads(1).run(levels_of, engine.store, self._root)
+        memory = path_of(Memory(), self._root)
+        seen = [level.path for level in levels[:-1] if level.store is not None and level.steps]
+        return [Memory() if path == memory else Disk(path) for path in seen]
 
     @property
     def _saves(self) -> StepSaves:

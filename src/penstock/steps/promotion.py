@@ -9,7 +9,6 @@ from __future__ import annotations
 
 __all__ = ("HeldSteps", "Level", "Promoting", "Promotions")
 
-import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from structlog.stdlib import BoundLogger
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.save_future import SavePromise
 from penstock.handlers.formats.orbax import CHECKPOINT_METADATA
+from penstock.handlers.formats.orbax.file_names import TIER
 from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.handlers.stores.publishing.writer_hold import WriterHold
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
@@ -43,6 +43,8 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.pipeline.failures import without_frame
+from penstock.kernel.pipeline.pipeline import Milestone
+from penstock.kernel.protocols.build_place import BuildPlace
 from penstock.reports.report import SaveReport
 from penstock.steps.catalogue import NamedSteps
 from penstock.steps.joint_tiers import FoundPart, WholeStep, find_parts
@@ -52,8 +54,10 @@ from penstock.steps.opened_root import RootOptions
 from penstock.steps.save_decisions import SaveDecisions
 from penstock.steps.save_policies import SavePolicy
 from penstock.steps.step_directory import delete_step
-from penstock.steps.step_names import NameFormat, StepNames
+from penstock.steps.step_names import NameFormat
+from penstock.steps.tier_record import TierRecord, kind_of, read_record, write_record
 from penstock.steps.tiers import Memory, Tier
+from penstock.telemetry.observers import Promotion, tell_promotion
 from penstock.verification.copying import COPY_WORKERS, CheckpointCopier, CopySource, is_same_checkpoint
 
 if TYPE_CHECKING:
@@ -62,9 +66,6 @@ if TYPE_CHECKING:
 
 WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Between two tries of a promotion that fails; the last one again and again."""
-
-TIER_FILE: Final = "_PENSTOCK_TIER.json"
-"""Says in the directory of a tier which root it serves."""
 
 
 @final
@@ -97,7 +98,7 @@ class Level:
     ) -> None:
         self.path = path
         self.engine = engine.at(path)
-        self._tier, self._writes, self._names = tier, options.writes, names
+        self.tier, self._writes, self._names = tier, options.writes, names
         self._keeper = _keeper_of(path, self.engine.store)
         if isinstance(tier, Memory) and self._keeper is None:
             raise SpecError("a tier in memory is in the keeper's store; leave out store=, or use Disk")
@@ -141,10 +142,10 @@ class Level:
             StorageError: If the medium refuses.
         """
         keeper = self._keeper
-        if keeper is not None and isinstance(self._tier, Memory) and self._writes:
+        if keeper is not None and isinstance(self.tier, Memory) and self._writes:
             from penstock.keeper.starting import ensure_keeper  # no other tier needs it
 
-            limit = self._tier.limit_bytes
+            limit = self.tier.limit_bytes
             await ensure_keeper(keeper.socket, limit_bytes="auto" if isinstance(limit, str) else limit)
             await self.opened.reading.run(keeper.take_over, self.path)
 
@@ -184,6 +185,17 @@ class Level:
                     with suppress(StorageError):
                         hold.release()
 
+    async def name_tiers(self, record: TierRecord) -> None:
+        """Write down in the root which tiers its run has, for those who look at the root alone."""
+
+        def write(store: Store) -> None:
+            if read_record(store, self.path) != record:
+                write_record(store, self.path, record)
+
+        if self._writes and self.opened.root.holds:
+            with suppress(StorageError):  # one that is full or away takes no step, and that is an error
+                await self.opened.reading.run(write, self.engine.store)
+
     async def note_elsewhere(self, step: int) -> None:
         """Say to the keeper, if the steps are in one, that another tier has a step now."""
         keeper = self._keeper
@@ -206,18 +218,16 @@ class Level:
         return is_gone
 
     def _bind(self, record: TierRecord) -> None:
-        store, file = self.engine.store, os.path.join(self.path, TIER_FILE)
-        found = store.read_files([file])[0]
-        served = record.root if found is None else TierRecord.decode(found).root
+        store, found = self.engine.store, read_record(self.engine.store, self.path)
+        served = record.root if found is None else found.root
         if served != record.root:
             problem = f"is a tier of {served or 'a root that its file does not name'}, not of {record.root}"
-            advice = f"use another directory, or remove {TIER_FILE} with the steps in it"
+            advice = f"use another directory, or remove {TIER} with the steps in it"
             raise PathError(self.path, f"{problem}; {advice}")
 
-        if self._writes and self.opened.root.holds and record.encode() != found:
+        if self._writes and self.opened.root.holds and record != found:
             store.make_directory(self.path)
-            store.write_file(file, record.encode())
-            store.sync_directory(self.path)
+            write_record(store, self.path, record)
 
 
 def _keeper_of(path: str, store: Store) -> KeeperStore | None:
@@ -228,34 +238,6 @@ def _keeper_of(path: str, store: Store) -> KeeperStore | None:
     from penstock.handlers.stores.keeper.keeper_store import KeeperStore  # most managers need none
 
     return store if isinstance(store, KeeperStore) else None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TierRecord:
-    """The file in the directory of a tier, for those who come after a crash."""
-
-    root: str  #: that it serves; empty if it is not known
-    tiers: tuple[str, ...] = ()  #: the directories of all of its tiers, the nearest first
-    names: StepNames | None = None  #: of step directories; None if they have a format of the caller's
-    n_processes: int = 1  #: that save together
-
-    def encode(self) -> bytes:
-        """Return the file."""
-        names = None if self.names is None else [self.names.prefix, self.names.digits]
-        together = {} if self.n_processes == 1 else {"processes": self.n_processes}
-        return json.dumps({"root": self.root, "tiers": self.tiers, "names": names, **together}).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> TierRecord:
-        """Read the file; what is no such file names no root."""
-        try:
-            told = json.loads(data)
-            names = None if told["names"] is None else StepNames(*told["names"])
-            tiers, n_processes = tuple(map(str, told["tiers"])), int(told.get("processes", 1))
-            return cls(str(told["root"]), tiers, names, n_processes)
-        except (ValueError, TypeError, KeyError, RecursionError):  # a SpecError of the names is a ValueError
-            return cls("")
 
 
 @final
@@ -331,9 +313,30 @@ class Promoting:
     promise: SavePromise | None = None  #: of who saved it; None if that was an earlier process
     report: SaveReport | None = None
     since: float = field(default_factory=time.perf_counter)  #: when its save began
+    build: BuildPlace | None = None
+    """As long as it is there, the step can be read even if the keeper that it was saved into is lost."""
+    stranded_from: Level | None = None
+    """Where it was to be kept, if the keeper was lost before that: it is in the build alone."""
+
+    @property
+    def lag_s(self) -> float | None:
+        """Seconds since its save began; None if an earlier process did that."""
+        return None if self.promise is None else time.perf_counter() - self.since
+
+    def arrive(self, directory: str) -> None:
+        """Note that it has come to a level: there it is kept, whatever becomes of where it was."""
+        self.build = None
+        if self.report is not None and self.lag_s is not None:
+            there = {**self.report.promoted_s, directory: self.lag_s}
+            self.report = replace(self.report, promoted_s=there)
+        if self.stranded_from is not None and self.promise is not None and self.report is not None:
+            self.stranded_from = None
+            self.report = replace(self.report, kept_s=time.perf_counter() - self.since)
+            self.promise.reach(Milestone.KEPT)
 
     def finish(self, path: str, *, superseded_by: str | None = None) -> None:
         """Fulfil the promise: this step is durable, or a newer one is."""
+        self.build = None
         if self.promise is not None and self.report is not None:
             took_s = time.perf_counter() - self.since
             self.promise.finish(
@@ -342,6 +345,7 @@ class Promoting:
 
     def fail(self, error: BaseException, *, is_seen: bool = False) -> None:
         """Break the promise."""
+        self.build = None
         if self.promise is not None:
             self.promise.fail(error)
             if is_seen:
@@ -382,16 +386,27 @@ class Promotions:
         promoter = self._promoters.get(level)
         return () if promoter is None else promoter.steps
 
-    def take(self, step: int, to: Sequence[Level], promise: SavePromise, report: SaveReport) -> None:
-        """Take a save over that is kept now: bring it to some levels, and fulfil its promise at the last.
+    def take(
+        self,
+        step: int,
+        at: Level,
+        to: Sequence[Level],
+        promise: SavePromise,
+        report: SaveReport,
+        build: BuildPlace,
+    ) -> None:
+        """Take over a save that is kept or stranded: bring it to some levels, and fulfil its promise.
 
         Args:
             step: Its number.
+            at: Where it was saved.
             to: The levels, the nearest first; not empty.
             promise: Of the save.
             report: Of the save into the nearest level.
+            build: Where it was built; if it is not published, it is there alone.
         """
-        promoting = Promoting(step, list(to), promise, report, time.perf_counter() - report.kept_s)
+        since, origin = time.perf_counter() - report.durable_s, None if build.published else at
+        promoting = Promoting(step, list(to), promise, report, since, build, origin)
         loop = LoopHandle()
         promise.cancel = lambda: loop.post(partial(self._cancel, promoting))
         self._promoters[to[0]].offer(promoting)
@@ -581,6 +596,7 @@ class _Promoter:
         if len(promoting.to) > 1:
             self._pass_on(promoting)
         else:
+            promoting.build = None  # a newer one is there: of two that are stranded, one is enough
             self._superseded.append(promoting)
 
     async def run(self) -> None:
@@ -657,7 +673,7 @@ class _Promoter:
                 if self._is_joint:
                     nbytes = await self._bring_together(promoting.step, source)
                 else:
-                    nbytes = await self._bring(promoting.step)
+                    nbytes = await self._bring(promoting)
             except (StorageError, RootInUseError, ReplacedError) as error:
                 self._note_failed(error)
             except PenstockError as error:  # the same again would fail again
@@ -680,6 +696,10 @@ class _Promoter:
                     nbytes=nbytes,
                     seconds=seconds,
                 )
+                tier = "root" if self._level.tier is None else kind_of(self._level.path)
+                path = self.path_of(promoting.step)
+                told = Promotion(path, tier, nbytes, seconds, promoting.lag_s)
+                tell_promotion(self._level.engine.observers, told, self._events)
                 await self._note_there(promoting)
                 return True
 
@@ -739,24 +759,24 @@ class _Promoter:
         level.catalogue.add(step, level.catalogue.name(step))
         return nbytes
 
-    async def _bring(self, step: int) -> int:
+    async def _bring(self, promoting: Promoting) -> int:
         """Copy a step from the nearest level where it is whole; return the bytes copied, 0 if it was here.
 
         Raises:
             PenstockError: If it cannot be copied, or no level has it.
         """
-        level = self._level
+        level, step = self._level, promoting.step
         await level.opened.root.hold()
         await level.retention.forget(step)
-        if step in level.catalogue and await self.is_same(step):
+        sources = {source: source.catalogue.path(step) for source in self._nearer if step in source.catalogue}
+        if promoting.stranded_from is not None and promoting.build is not None:
+            sources = {promoting.stranded_from: promoting.stranded_from.catalogue.path(step)}
+        elif step in level.catalogue and await self.is_same(step):
             return 0
 
         damage: CorruptCheckpointError | None = None
-        for source in self._nearer:
-            if step not in source.catalogue:
-                continue
-
-            path, stores = source.catalogue.path(step), (source.engine.store, level.engine.store)
+        for source, path in sources.items():
+            stores = source.engine.store, level.engine.store
             copier = CheckpointCopier(*stores, self._threads, level.engine.memory)
             try:
                 nbytes = await copier.copy(path, self.path_of(step), overwrite=step in level.catalogue)
@@ -765,7 +785,7 @@ class _Promoter:
                 damage = damage or error
                 continue
             except StorageError:
-                if await source.forget_if_gone(step):
+                if source is not promoting.stranded_from and await source.forget_if_gone(step):
                     continue
 
                 raise
@@ -797,6 +817,7 @@ class _Promoter:
         step, path = promoting.step, self.path_of(promoting.step)
         overtaken = [one for one in self._superseded if one.step <= step]
         self._superseded = [one for one in self._superseded if one.step > step]
+        promoting.arrive(self._level.path)
         self._pass_on(promoting)
         for one in overtaken:
             one.finish(self.path_of(one.step), superseded_by=path)

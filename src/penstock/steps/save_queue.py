@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.operations import Operations
-from penstock.checkpointer.save_future import SaveFuture
+from penstock.checkpointer.save_future import SaveFuture, SavePromise
 from penstock.checkpointer.saves import Onward
 from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.stores.publishing.workspace import how_to_replace
@@ -39,16 +39,19 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.pipeline.pipeline import Milestone
 from penstock.kernel.pipeline.run_context import BaseIfWhole, SaveRequest
+from penstock.kernel.protocols.build_place import BuildPlace
 from penstock.kernel.protocols.coordinator import Operation, SoleOperation
+from penstock.reports.report import SaveReport
 from penstock.steps.joint_tiers import FoundPart, absent_levels, superseded, whole_step
 from penstock.steps.keep_policies import Metric, Mode, Needs, as_keep_policy
 from penstock.steps.opened_root import RootOptions
-from penstock.steps.promotion import HeldSteps, Level, Promotions, TierRecord
+from penstock.steps.promotion import HeldSteps, Level, Promotions
 from penstock.steps.save_decisions import hear_sigterm
 from penstock.steps.save_policies import SavePolicy, as_save_policy
 from penstock.steps.step_contents import step_items
 from penstock.steps.step_metrics import RankedMetrics, best_step
 from penstock.steps.step_names import NameFormat, StepNames
+from penstock.steps.tier_record import TierRecord
 from penstock.steps.tiers import Memory, Tier, path_of
 
 T = TypeVar("T")
@@ -63,6 +66,7 @@ class _Pending:
     level: Level  #: where it is saved
     was_newest: bool  #: when it began; an older step is saved only if that is asked for
     future: SaveFuture | None = None
+    is_stranded: bool = False  #: it is on its way from the memory of this process, as a promotion is
     done: Event = field(default_factory=Event)  #: the save is over
     ended: Event = field(default_factory=Event)  #: and the deletions that follow are decided
 
@@ -170,10 +174,13 @@ class StepSaves:
             if owned is not None:
                 await opened.enter_async_context(owned)
 
-            await self._open_tiers(opened)
+            record = await self._open_tiers(opened)
             tasks = await opened.enter_async_context(self.levels[-1].opened.live(self._raise_on_leaving))
             if sigterm:
                 await tasks.start(hear_sigterm, self.preempt)
+
+            if record is not None:
+                await self.levels[-1].name_tiers(record)
 
             self._tasks = tasks
             self._keeper.note(self._root, "opened", text=f"by process {os.getpid()} on {os.uname().nodename}")
@@ -196,11 +203,15 @@ class StepSaves:
                 self._keeper.note(self._root, "closed")
                 del failure  # its traceback refers to this frame
 
-    async def _open_tiers(self, opened: AsyncExitStack) -> None:
-        """Open the tiers, but for those that a process of the job cannot use: the next tier does without."""
+    async def _open_tiers(self, opened: AsyncExitStack) -> TierRecord | None:
+        """Open the tiers, but for those that a process of the job cannot use: the next tier does without.
+
+        Returns:
+            The record of all of them; None if there are none.
+        """
         tiers = self.levels[:-1]
         if not tiers:
-            return
+            return None
 
         processes = len(self._engine.coordinator.processes)
         record = TierRecord(self._root, tuple([level.path for level in tiers]), self._names, processes)
@@ -230,6 +241,8 @@ class StepSaves:
                 self._events.warning("step.tier_absent", tier=level.path, error=problem)
                 self.levels = self.held.levels = [each for each in self.levels if each is not level]
                 self._promotions = Promotions(self.levels, self._delete_what_goes)
+
+        return record
 
     def _operation(self, about: str) -> Operation:
         """Return what the processes agree by about all levels together."""
@@ -417,11 +430,8 @@ class StepSaves:
         for number, level in enumerate(to):
             pending.level = level
             further, path = to[number + 1 :], level.catalogue.path(step)
-            onward = (
-                Onward(further[-1].catalogue.path(step), partial(self._promotions.take, step, further))
-                if further
-                else None
-            )
+            take = partial(self._hand_on, step, pending, level, further)
+            onward = Onward(further[-1].catalogue.path(step), take) if further else None
             try:
                 await self._free(step, level)
                 future = await self._save_with_room(level, step, items, replace(request, path=path), onward)
@@ -436,6 +446,24 @@ class StepSaves:
                 return future
 
         raise AssertionError("the last level returns or raises")
+
+    def _hand_on(
+        self,
+        step: int,
+        pending: _Pending,
+        level: Level,
+        to: Sequence[Level],
+        promise: SavePromise,
+        report: SaveReport,
+        build: BuildPlace,
+    ) -> None:
+        """Have a save brought further that is kept in a level, or would be, were its keeper not lost."""
+        if build.stranded is not None:
+            self._events.warning("step.tier_failed", step=step, tier=level.path, error=build.stranded)
+            pending.is_stranded = True
+            pending.ended.set()  # who waits for it waits for the promotions, too
+
+        self._promotions.take(step, level, to, promise, report, build)
 
     async def _free(self, step: int, level: Level) -> None:
         """Hold a level, and return when no deletion at the path of a step is under way there."""
@@ -580,6 +608,10 @@ class StepSaves:
     def _note_done(self, step: int, pending: _Pending, future: SaveFuture) -> None:
         """Record the step before any task that awaits the save continues."""
         del self._pending[step]
+        if pending.is_stranded:  # the promotion has noted where it is
+            pending.done.set()
+            return
+
         self._followed.append(pending)
         level, name = pending.level, pending.level.catalogue.name(step)
         if future.status != "failed":
@@ -604,7 +636,7 @@ class StepSaves:
     async def _follow(self, step: int, pending: _Pending, future: SaveFuture) -> None:
         try:
             await pending.done.wait()
-            if future.status != "failed":
+            if future.status != "failed" and not pending.is_stranded:
                 await self._delete_what_goes(pending.level, step, was_newest=pending.was_newest)
         finally:
             if pending in self._followed:

@@ -8,13 +8,16 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final, Literal, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, final
 
 from penstock.handlers.stores.publishing.paths import OF_PROCESSES, path_or_url, scheme_of
 from penstock.kernel.errors import SpecError
 from penstock.kernel.options import fit
-from penstock.steps.keep_policies import KeepPolicy, as_keep_policy
-from penstock.steps.save_policies import SavePolicy, as_save_policy
+from penstock.steps.keep_policies import KeepEvery, KeepLast, KeepPolicy, as_keep_policy
+from penstock.steps.save_policies import EverySteps, SavePolicy, as_save_policy
+
+if TYPE_CHECKING:
+    from penstock.config.config import TierOptions
 
 DEFAULT_KEEP: Final = 2
 """One step is whole while the next one is copied on."""
@@ -94,14 +97,23 @@ class Memory:
 Tier: TypeAlias = Disk | Memory
 
 
-def as_tiers(given: Tier | Iterable[Tier] | Literal["memory"], root: str) -> Sequence[Tier]:
+def as_tiers(
+    given: Tier | Iterable[Tier] | Literal["memory"] | None, root: str, configured: Sequence[TierOptions] = ()
+) -> Sequence[Tier]:
     """Return the tiers before a root, the nearest first.
+
+    Args:
+        given: By the caller; None for those of the configuration.
+        root: The directory of steps.
+        configured: `[[tier]]`.
 
     Raises:
         SpecError: If something is no tier, or two are in one place.
     """
-    if given == "memory":
-        tiers: tuple[Tier, ...] = (Memory(),)
+    if given is None:
+        tiers: tuple[Tier, ...] = tuple(map(_tier_of, configured))
+    elif given == "memory":
+        tiers = (Memory(),)
     elif isinstance(given, Disk | Memory):
         tiers = (given,)
     elif isinstance(cast("object", given), Iterable) and not isinstance(given, str):
@@ -120,6 +132,17 @@ def as_tiers(given: Tier | Iterable[Tier] | Literal["memory"], root: str) -> Seq
             raise SpecError(f"tiers and the root need directories apart from each other: {one!r}, {other!r}")
 
     return tiers
+
+
+def _tier_of(options: TierOptions) -> Tier:
+    keep = KeepLast(options.keep_last)
+    kept = keep if options.keep_every is None else keep | KeepEvery(options.keep_every)
+    when = None if options.save_every is None else EverySteps(options.save_every)
+    if options.kind == "memory":
+        return Memory(keep=kept, save_when=when, limit_bytes=options.limit_bytes)
+
+    assert options.path is not None, "the options refuse it"
+    return Disk(options.path, keep=kept, save_when=when)
 
 
 def path_of(tier: Tier, root: str, process: int | None = None) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ("Observer", "OpenTelemetrySpans", "PrometheusMetrics")
+__all__ = ("Observer", "OpenTelemetrySpans", "PrometheusMetrics", "Promotion", "PromotionObserver")
 
 if TYPE_CHECKING:
-    from penstock.telemetry.observers import Observer
+    from penstock.telemetry.observers import Observer, Promotion, PromotionObserver
     from penstock.telemetry.opentelemetry_spans import OpenTelemetrySpans
     from penstock.telemetry.prometheus_metrics import PrometheusMetrics
 else:
@@ -19,7 +19,7 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
-            "penstock.telemetry.observers": ("Observer",),
+            "penstock.telemetry.observers": ("Observer", "Promotion", "PromotionObserver"),
             "penstock.telemetry.opentelemetry_spans": ("OpenTelemetrySpans",),
             "penstock.telemetry.prometheus_metrics": ("PrometheusMetrics",),
         },

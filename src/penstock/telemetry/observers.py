@@ -4,15 +4,19 @@ from __future__ import annotations
 
 __all__ = (
     "Observer",
+    "Promotion",
+    "PromotionObserver",
     "TellReport",
     "modules_of_observers",
     "observed",
     "observers_of",
+    "tell_promotion",
     "watched",
 )
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
@@ -62,6 +66,37 @@ class Observer(Capability, Protocol):
             statistics: Tells the state of its memory budget, from any thread.
         """
         ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A step that is whole in one more tier of its run, or in the root."""
+
+    path: str  #: of the step there
+    tier: str  #: `disk`, `memory`, `root`, or the scheme of a bucket
+    nbytes: int  #: that were copied
+    seconds: float  #: that the copy took
+    lag_s: float | None  #: seconds since its save began; None if that was in an earlier process
+
+
+@runtime_checkable
+class PromotionObserver(Capability, Protocol):
+    """An `Observer` that hears of promotions, too."""
+
+    def promoted(self, promotion: Promotion, /) -> object:
+        """Hear of one, in the event loop: it must not block."""
+        ...
+
+
+def tell_promotion(observers: Sequence[Observer], promotion: Promotion, events: BoundLogger) -> None:
+    """Tell a promotion to all observers that hear of them. What they raise is logged."""
+    for observer in observers:
+        if isinstance(observer, PromotionObserver):
+            try:
+                observer.promoted(promotion)
+            except Exception as error:
+                events.warning("telemetry.failed", error=repr(error))
 
 
 @contextmanager

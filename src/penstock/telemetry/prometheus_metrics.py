@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("PrometheusMetrics",)
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -14,7 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from penstock.kernel.memory.regulator import RegulatorStatistics
 from penstock.reports.report import SaveReport, StageReport
-from penstock.telemetry.observers import TellReport
+from penstock.telemetry.observers import Promotion, TellReport
 
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _STALLS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
@@ -50,6 +51,10 @@ class PrometheusMetrics:
             except Exception as error:
                 metrics.failures.labels(kind, type(error).__name__).inc()
                 raise
+
+    def promoted(self, promotion: Promotion, /) -> None:
+        """Count a step that has come to a further tier."""
+        self._metrics.promoted(promotion)
 
     @contextmanager
     def watching(self, statistics: Statistics) -> Generator[None]:
@@ -102,6 +107,29 @@ class _Metrics:
             buckets=_STALLS,
             registry=registry,
         )
+        self.kept = Histogram(
+            "penstock_save_kept_seconds",
+            "Seconds from the call until the step survives this process.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.promotion_lags = Histogram(
+            "penstock_promotion_lag_seconds",
+            "Seconds from the call of a save until its step is in a further tier, or in the root.",
+            ["tier"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.promotion_seconds = Histogram(
+            "penstock_promotion_seconds",
+            "Seconds in which a step was copied to a tier, or to the root.",
+            ["tier"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.promoted_bytes = Counter(
+            "penstock_promoted_bytes", "Bytes copied to a tier, or to the root.", ["tier"], registry=registry
+        )
         self.stage_seconds = Counter(
             "penstock_stage_seconds",
             "Seconds of all workers of a stage: busy, starved, blocked, or waiting for memory.",
@@ -133,6 +161,8 @@ class _Metrics:
         self.seconds.labels(kind).observe(report.wall_s)
         if isinstance(report, SaveReport):
             self.stalls.observe(report.staged_s)
+            if not math.isnan(report.kept_s):
+                self.kept.observe(report.kept_s)
 
         for stage in report.stages:
             doing = {
@@ -145,6 +175,14 @@ class _Metrics:
                 self.stage_seconds.labels(kind, stage.name, name).inc(max(seconds, 0.0))
 
             self.stage_busy.labels(kind, stage.name).observe(stage.busiest_s)
+
+    def promoted(self, promotion: Promotion) -> None:
+        """Count the figures of a promotion."""
+        tier = promotion.tier
+        self.promotion_seconds.labels(tier).observe(promotion.seconds)
+        self.promoted_bytes.labels(tier).inc(promotion.nbytes)
+        if promotion.lag_s is not None:
+            self.promotion_lags.labels(tier).observe(promotion.lag_s)
 
     def _sum(self, field: str) -> float:
         return float(sum(getattr(statistics(), field) for statistics in list(self.budgets)))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 __all__ = ("RunReader",)
 
+import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
@@ -25,12 +27,16 @@ from penstock.inspection.step_listing import (
 from penstock.inspection.texts import iso_time, one_line
 from penstock.kernel.protocols.stores import Store
 from penstock.reports.kept_reports import Kept, KeptEvent, KeptReport, KeptRow, numbers_in, read_reports
+from penstock.steps.tier_record import SeenLevel, levels_of
 
 # A page waits for the first look at a run; while steps are unread it asks again at once.
 READ_S: Final = 0.7
 # What was read before may have changed: an overwritten step, a file that is shared no more.
 CHECK_S: Final = 0.1
 _MOST_GONE: Final = 10_000  #: names of deleted steps; a page that missed more is told everything
+TIERS_S: Final = 5.0
+"""How often the tiers of a run are listed: each may have to be waited for."""
+_WITH_TIERS: Final = frozenset({"root", "folder"})
 _ABSENT: Final = frozenset({"nothing", "folder"})
 
 
@@ -50,6 +56,9 @@ class RunReader:
         "_gone",
         "_kept",
         "_kept_at",
+        "_levels",
+        "_levels_at",
+        "_newest",
         "_paths",
         "_read_s",
         "_steps",
@@ -70,6 +79,9 @@ class RunReader:
         self._paths: dict[str, str] = {}
         self._kept: Kept = Kept()
         self._kept_at = 0
+        self._levels: Sequence[SeenLevel] = ()
+        self._levels_at = -math.inf
+        self._newest: dict[tuple[str, int], int | None] = {}  # path and step: when it was committed
         self._version = self._whole_before = 1
 
     def look(self, seen: int) -> dict[str, Any]:
@@ -91,6 +103,7 @@ class RunReader:
         kept = self._kept if is_whole or self._kept_at > seen else None
         return {
             "path": one_line(self.path),
+            "tiers": self._tiers(place),
             "kind": "waiting" if not paths and not self._steps and place.kind in _ABSENT else place.kind,
             "version": self._version,
             "is_whole": is_whole,  # what was told before is to be forgotten
@@ -163,6 +176,42 @@ class RunReader:
                 self._tell(found)
 
         return len(names)
+
+    def _tiers(self, place: Place) -> list[dict[str, Any]]:
+        """Return the levels of a run that has tiers, the nearest first, and how far behind each is."""
+        if place.kind in _WITH_TIERS and time.monotonic() - self._levels_at > TIERS_S:
+            self._levels = levels_of(self.store, self.path)
+            self._levels_at = time.monotonic()  # after a keeper was waited for that stands still
+
+        levels = self._levels if len(self._levels) > 1 else ()
+        found = [(level, max(level.steps, default=None)) for level in levels]
+        committed = {level.label: self._committed_at(level, newest) for level, newest in found}
+        last = max([at for at in committed.values() if at is not None], default=None)
+        return [
+            {
+                "label": one_line(level.label),
+                "path": one_line(level.path),
+                "n_steps": len(level.steps),
+                "newest": newest,
+                "behind_s": None if at is None or last is None else (last - at) / 1e9,
+                "problem": one_line(level.problem),
+            }
+            for (level, newest), at in zip(found, committed.values(), strict=True)
+        ]
+
+    def _committed_at(self, level: SeenLevel, step: int | None) -> int | None:
+        """Return when the newest step of a level was committed; it is read once."""
+        if level.store is None or step is None:
+            return None
+
+        key = level.path, step
+        if key not in self._newest:
+            path = os.path.join(level.path, level.steps[step])
+            facts = describe_checkpoint(level.store, path, level.steps[step])
+            self._newest = {known: at for known, at in self._newest.items() if known[0] != level.path}
+            self._newest[key] = None if facts is None else facts.committed_at_ns
+
+        return self._newest[key]
 
     def _tell(self, step: StepFacts) -> None:
         told = _step(step)

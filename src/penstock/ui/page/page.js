@@ -9,7 +9,7 @@ const [MOST_BESIDE, MOST_EVENTS, MOST_BANDS] = [7, 300, 7];
 const LONG = 150; // from so many points on there is a choice of fewer
 const LETTERS = "ABCDEF";
 
-const runs = []; // { index, letter, path, kind, version, steps: Map of names, reports, events }
+const runs = []; // { index, letter, path, kind, version, steps: Map of names, tiers, reports, events }
 const checkpoints = new Checkpoints(runs, (run, step) => { strips.point(place(run, step)); readNorms(run); });
 const strips = new Strips(byId("strips"), choose);
 const moreStrips = new Strips(byId("more-strips"), choose);
@@ -244,6 +244,20 @@ function spark(steps, values) {
   return picture;
 }
 
+// ---- tiers
+
+function showTiers() {
+  const with_ = runs.filter((run) => run.tiers.length);
+  byId("tiers-section").hidden = with_.length === 0;
+  byId("tiers").replaceChildren(...with_.map((run) => {
+    const rows = run.tiers.map((tier) => element("tr", { class: tier.problem ? "damaged" : "" },
+      element("th", { scope: "row" }, tier.label), element("td", { class: "key" }, tier.path),
+      number(tier.problem ? "–" : tier.n_steps), number(tier.newest ?? "–"),
+      element("td", {}, tier.problem || (tier.behind_s === null ? "no step yet" : tier.behind_s > 0 ? `${seconds(tier.behind_s)} behind` : "newest"))));
+    return table(runs.length > 1 ? `Tiers of run ${run.letter}` : "Tiers", ["tier", "path", "steps", "newest", ""], ["steps", "newest"], rows);
+  }));
+}
+
 // ---- the whole
 
 function show() {
@@ -275,13 +289,14 @@ function show() {
   byId("more-metrics").querySelector("summary").textContent = counted(more.length, "more metric");
   if (byId("more-metrics").open) moreStrips.show(more, AXES[axis]);
   checkpoints.show();
+  showTiers();
   showEvents();
 }
 
 async function look(run) {
   const found = await ask("/api/run", { run: run.index, seen: run.version });
-  const changed = found.steps.length > 0 || found.gone.length > 0 || found.reports !== null || run.kind !== found.kind;
-  Object.assign(run, { path: found.path, kind: found.kind, version: found.version, nUnread: found.n_unread, nSteps: found.n_steps });
+  const changed = found.steps.length > 0 || found.gone.length > 0 || found.reports !== null || run.kind !== found.kind || JSON.stringify(run.tiers) !== JSON.stringify(found.tiers);
+  Object.assign(run, { path: found.path, tiers: found.tiers, kind: found.kind, version: found.version, nUnread: found.n_unread, nSteps: found.n_steps });
   if (found.is_whole) run.steps.clear();
   for (const name of found.gone) run.steps.delete(name);
   for (const step of found.steps) run.steps.set(step.name, step);
@@ -296,7 +311,7 @@ async function refresh() {
     try {
       if (!runs.length) {
         const found = await ask("/api/runs");
-        for (const index of Array(found.n_runs).keys()) runs.push({ index, letter: LETTERS[index], path: "", version: 0, steps: new Map(), reports: [], events: [] });
+        for (const index of Array(found.n_runs).keys()) runs.push({ index, letter: LETTERS[index], path: "", version: 0, steps: new Map(), tiers: [], reports: [], events: [] });
       }
       isStale = (await Promise.all(runs.map(look))).some(Boolean) || isStale;
       const unread = runs.reduce((sum, run) => sum + run.nUnread, 0);

@@ -1,0 +1,207 @@
+"""The levels of a run, found from any of them: each directory has a record of all, the root's included.
+
+Who reads a run may be on another machine, or come after its keeper has ended. So a tier that cannot be seen
+is no error: it says why.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "SeenLevel",
+    "TierRecord",
+    "find_checkpoint",
+    "kind_of",
+    "levels_of",
+    "read_record",
+    "root_of_tier",
+    "write_record",
+)
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import final
+
+from penstock.handlers.formats.orbax.discovery import names_a_step
+from penstock.handlers.formats.orbax.file_names import TIER
+from penstock.handlers.layouts.discovery import checkpoint_path, look_at
+from penstock.handlers.stores.publishing.paths import scheme_of
+from penstock.kernel.errors import KeeperLostError, PenstockError, StorageError
+from penstock.kernel.protocols.stores import Store
+from penstock.steps.step_directory import StepReader
+from penstock.steps.step_names import StepNames
+from penstock.stores.store_finder import store_at
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TierRecord:
+    """The directories that a run has its steps in."""
+
+    root: str  #: that the tiers serve; empty if it is not known
+    tiers: tuple[str, ...] = ()  #: the nearest first
+    names: StepNames | None = None  #: of step directories; None if they have a format of the caller's
+    n_processes: int = 1  #: that save together
+    host: str = field(default_factory=platform.node)  #: that wrote it: disks and memory are of that one
+
+    def encode(self) -> bytes:
+        """Return the file."""
+        names = None if self.names is None else [self.names.prefix, self.names.digits]
+        together = {} if self.n_processes == 1 else {"processes": self.n_processes}
+        told = {"root": self.root, "tiers": self.tiers, "names": names, "host": self.host, **together}
+        return json.dumps(told).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> TierRecord:
+        """Read the file; what is no such file names no root."""
+        try:
+            told = json.loads(data)
+            names = None if told["names"] is None else StepNames(*told["names"])
+            tiers, n_processes = tuple(map(str, told["tiers"])), int(told.get("processes", 1))
+            return cls(str(told["root"]), tiers, names, n_processes, str(told.get("host", "")))
+        except (ValueError, TypeError, KeyError, RecursionError):  # a SpecError of the names is a ValueError
+            return cls("", host="")
+
+
+def read_record(store: Store, path: str) -> TierRecord | None:
+    """Return the record in a directory; None if it has none. Blocking.
+
+    Raises:
+        StorageError: If the medium refuses.
+    """
+    found = store.read_files([os.path.join(path, TIER)])[0]
+    return None if found is None else TierRecord.decode(found)
+
+
+def write_record(store: Store, path: str, record: TierRecord) -> None:
+    """Write the record of a directory, durably. Blocking.
+
+    Raises:
+        StorageError: If the medium refuses.
+    """
+    store.write_file(os.path.join(path, TIER), record.encode())
+    store.sync_directory(path)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SeenLevel:
+    """One level of a run, as it is seen from here."""
+
+    label: str  #: `memory`, `disk`, `root`, or the scheme of a bucket
+    path: str
+    store: Store | None  #: None if it cannot be seen
+    steps: Mapping[int, str] = field(default_factory=dict[int, str])  #: number and name, ascending
+    problem: str = ""  #: why it cannot be seen
+
+
+def kind_of(tier: str) -> str:
+    """Return the kind of a tier in a word: `memory`, `disk`, or the scheme of a bucket."""
+    scheme = scheme_of(tier)
+    return {"keeper": "memory", None: "disk"}.get(scheme, scheme or "")
+
+
+def levels_of(store: Store, path: str) -> Sequence[SeenLevel]:
+    """Return the levels of the run whose root is at `path`, the nearest first. Blocking.
+
+    It never fails because of a tier. What is no root of a run with tiers is the only level.
+
+    Raises:
+        PenstockError: If the root itself cannot be listed.
+    """
+    root = SeenLevel("root", path, store, _steps_in(store, path))
+    record = None
+    with suppress(StorageError):
+        record = read_record(store, path)
+    if record is None or record.root != path:  # a copy of a root does not have its tiers
+        return (root,)
+
+    labels: dict[str, int] = {}
+    levels: list[SeenLevel] = []
+    for tier in record.tiers:
+        kind = kind_of(tier)
+        labels[kind] = labels.get(kind, 0) + 1
+        label = kind if labels[kind] == 1 else f"{kind}{labels[kind]}"
+        levels.append(_level(label, tier, record))
+
+    return (*levels, root)
+
+
+def root_of_tier(store: Store, path: str) -> str | None:
+    """Return the root that the directory at `path` is a tier of; None if it is none. Blocking."""
+    record = None
+    with suppress(StorageError):
+        record = read_record(store, path)
+
+    return record.root if record is not None and path in record.tiers else None
+
+
+def find_checkpoint(store: Store, path: str, step: int | None = None) -> tuple[Store, str]:
+    """Return where the checkpoint is that is meant, as `checkpoint_path` does: in the nearest level.
+
+    Args:
+        store: That `path` is in.
+        path: Of a root or a checkpoint. A step of a root may be in a tier alone.
+        step: Of a root; None for the latest.
+
+    Raises:
+        NotACheckpointError, PenstockError: As `checkpoint_path`.
+    """
+    root, wanted = path, step
+    if step is None and store.kind(path) is None and names_a_step(os.path.basename(path)):
+        root, wanted = os.path.dirname(path), _number(os.path.basename(path))
+
+    levels = levels_of(store, root) if store.kind(root) == "directory" else ()
+    if len(levels) > 1:
+        # The newest first, and of those that have it the nearest.
+        for level in (
+            sorted(levels, key=lambda level: -max(level.steps, default=-1)) if wanted is None else levels
+        ):
+            if level.store is None or not level.steps:
+                continue
+            if wanted is None:
+                with suppress(PenstockError):
+                    return level.store, checkpoint_path(level.store, level.path)
+            elif wanted in level.steps:
+                return level.store, os.path.join(level.path, level.steps[wanted])
+
+    return store, checkpoint_path(store, path, step)
+
+
+def _level(label: str, path: str, record: TierRecord) -> SeenLevel:
+    is_elsewhere = record.host not in ("", platform.node())
+    try:
+        store = store_at(path)
+        own = read_record(store, path)
+        if own is not None and own.root == record.root:
+            steps = _steps_in(store, path)
+            if record.n_processes > 1:
+                reader = StepReader(store)
+                whole = {n: name for n, name in steps.items() if not reader.is_part(os.path.join(path, name))}
+                if steps and not whole:
+                    return SeenLevel(label, path, None, problem=f"parts of {record.n_processes} processes")
+
+                steps = whole
+
+            return SeenLevel(label, path, store, steps)
+    except KeeperLostError as lost:
+        problem = "no keeper" if lost.is_absent else lost.problem
+    except PenstockError as error:
+        problem = str(error)
+    else:
+        problem = "nothing is there" if own is None else f"serves {own.root or 'another root'} now"
+        if own is not None:
+            is_elsewhere = False
+
+    return SeenLevel(label, path, None, problem=f"on {record.host}" if is_elsewhere else problem)
+
+
+def _steps_in(store: Store, path: str) -> dict[int, str]:
+    return {_number(name): name for name in look_at(store, path).steps}
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("_")[2])
