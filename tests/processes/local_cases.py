@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from tests.own_files import listed
+from tests.processes.bucket_cases import bucket
 from tests.processes.job_case import LIMITS, Here, checkpointer
 from tests.processes.trees import P, differences, distinct_bytes, host_leaves, mesh_of, spread
 
@@ -18,7 +19,7 @@ from penstock.config import Config
 from penstock.errors import NotOnThisDiskError, PathError, PeerError, StorageError
 from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.items import Composite
-from penstock.steps import KeepLast
+from penstock.steps import Disk, KeepLast
 from penstock.testing import FaultyStore
 
 FORMATS = {
@@ -108,6 +109,40 @@ async def each_saves_to_its_own_disk(here: Here) -> Any:
         "distinct": distinct_bytes(arrays(mesh)),
         "there": sorted(os.listdir(disk)),
     }
+
+
+async def tiers_on_own_disks_come_to_one_root(here: Here) -> Any:
+    """Save steps of every format to disks of their own, from where they come to a folder and to a bucket."""
+    mesh, disk, found = mesh_of(here.count), disk_of(here), dict[str, Any]()
+    tree = {**arrays(mesh), **host_leaves(), "own": PerProcess({f"only in {here.rank}": here.rank})}
+    turned = Mesh(np.asarray(mesh.devices)[::-1], mesh.axis_names)
+    config = Config(processes=LIMITS, job=options(here))
+    async with bucket(here) as url:
+        roots = {**{name: os.fspath(here.folder / name) for name in FORMATS}, "bucket": f"{url}/run"}
+        for name, root in roots.items():
+            tier, form = Disk(disk / name), FORMATS.get(name)
+            async with CheckpointManager(root, tiers=tier, config=config, save_format=form) as manager:
+                save = await manager.save(1, tree)
+                assert save is not None
+                await save.kept()
+                found[f"{name}, kept"] = differences(
+                    await manager.restore(like=tree, on_unexpected="skip"), tree
+                )
+                # Shards that other processes have, once the step is where all see it.
+                other = {"rows": spread(np.zeros((24, 48), np.float32), P("host"), turned)}
+                moved = await manager.restore(like=other, on_unexpected="skip")
+                held = spread(np.arange(24 * 48, dtype=np.float32).reshape(24, 48), P("host"), turned)
+                found[f"{name}, moved"] = differences(moved, {"rows": held})
+                await save
+
+            async with checkpointer(limits=LIMITS) as opened:
+                found[name] = differences(
+                    await opened.restore(f"{root}/1", like=tree, on_unexpected="skip"), tree
+                )
+                verified = await opened.verify(f"{root}/1")
+                assert verified.intact, verified.findings
+
+    return {"differs": found}
 
 
 async def what_is_on_another_disk_is_named(here: Here) -> Any:

@@ -12,6 +12,7 @@ CASES = (
     "orbaxs_names_save_from_some",
     "an_automatic_limit_is_shared",
     "each_saves_to_its_own_disk",
+    "tiers_on_own_disks_come_to_one_root",
     "safetensors_have_no_parts",
     "what_is_on_another_disk_is_named",
     "a_failure_on_one_disk_ends_it_for_all",
@@ -76,6 +77,11 @@ def test_each_saves_what_it_holds_to_its_own_disk(three: Job) -> None:
         assert result["linked"] < result["wrote"] / 4
         assert result["shared"] < result["wrote"]  # what several hold is written once
         assert {"plain", "items"} <= set(result["there"])
+
+
+def test_tiers_on_own_disks_come_to_one_root(three: Job) -> None:
+    for result in three.results("tiers_on_own_disks_come_to_one_root"):
+        assert all(found == [] for found in result["differs"].values()), result["differs"]
 
 
 def test_safetensors_are_refused_before_a_byte_is_written(three: Job) -> None:

@@ -72,7 +72,7 @@ from penstock.handlers.stores.keeper.messages import (
     peer_process,
 )
 from penstock.keeper.pages import STEP_BYTES, NoRoom, PagePool, Pages, close_all
-from penstock.keeper.tree import Directory, File, Refusal, Tree
+from penstock.keeper.tree import OF_PROCESSES, Directory, File, Refusal, Tree
 
 _POOL_S: Final = 30.0
 """So long after the last client has gone, no file is ready any more: no save is near."""
@@ -208,22 +208,25 @@ class _Finishing:
             if process.returncode is None:
                 process.kill()
 
-    async def end(self, by: int) -> None:
-        """End it, since another manager comes; return when the process is gone.
+    def is_process(self, number: int) -> bool:
+        """True if this process does it."""
+        return self._process is not None and self._process.pid == number
 
-        Args:
-            by: The process of that manager. If it is the one that does this, it goes on.
-        """
+    async def end(self) -> None:
+        """End it, since another manager comes; return when the process is gone."""
         process = self._process
-        if process is not None and process.pid == by:
-            return
-
         self._is_over = True
         if process is not None:
             with suppress(ProcessLookupError):
                 process.kill()
 
             await process.wait()
+
+
+def _of_all(path: str) -> str:
+    """Return the path of a tier without the directory that each process of a job has."""
+    first, _, inside = path.partition("/")
+    return inside.partition("/")[2] if first == OF_PROCESSES else path
 
 
 @final
@@ -322,9 +325,13 @@ class Keeper:
                 del self._finishing[path]
 
     async def _take_over(self, path: str, process: int) -> None:
-        finishing = self._finishing.get(path.strip("/"))
-        if finishing is not None:
-            await finishing.end(process)
+        """End what finishes steps of this tier, of whichever process of a job they are."""
+        found = [
+            each for known, each in self._finishing.items() if _of_all(known) == _of_all(path.strip("/"))
+        ]
+        if not any(each.is_process(process) for each in found):
+            for each in found:
+                await each.end()
 
     def _count(self, change: int) -> None:
         self._n_clients += change

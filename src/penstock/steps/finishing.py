@@ -2,29 +2,49 @@
 
 A keeper runs it in a process of its own when the training that saved into it is gone. It opens a manager on
 the same tiers and root, which brings the newest step wherever it is not yet, and deletes nothing.
+
+Of a job, each keeper has parts of the steps. So each runs it for each process that was there, and these
+processes agree as those of the job did; by files in the root, since the service of the job has ended with it.
 """
 
 from __future__ import annotations
 
 __all__ = ("finish", "main")
 
+import secrets
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import Final
 
 import anyio
 
-from penstock.handlers.stores.publishing.paths import path_or_url
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
+from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
+from penstock.handlers.coordinators.store_key_values import StoreKeyValues
+from penstock.handlers.stores.publishing.paths import OF_PROCESSES, path_or_url
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import PenstockError, RootInUseError
+from penstock.kernel.errors import CoordinationError, PenstockError, RootInUseError
 from penstock.steps.keep_policies import KeepAll
 from penstock.steps.manager import CheckpointManager
-from penstock.steps.tier_record import read_record
+from penstock.steps.tier_record import TierRecord, read_record
 from penstock.steps.tiers import Disk, Memory, path_of
 from penstock.stores.store_finder import store_at
 
+PLACE: Final = "_PENSTOCK_FINISHING"
+"""In the root: where these processes agree. It is removed when they are done."""
 
-async def finish(tier: str) -> bool:
+LIMITS: Final = JobLimits(join_s=60.0, silence_s=20.0)
+"""The others may have to wait until the keepers of all hosts know that the job is gone."""
+
+
+async def finish(tier: str, limits: JobLimits = LIMITS) -> bool:
     """Bring the newest step of a tier to the other tiers of its root, and to the root.
+
+    Args:
+        tier: Its directory.
+        limits: How long the processes of a job wait for each other.
 
     Returns:
         False if the tier does not say what it is a tier of. True, too, if another manager has the root by
@@ -37,19 +57,66 @@ async def finish(tier: str) -> bool:
     record = await Threads(1).run(read_record, store_at(path), path)
     if record is None or not record.root or record.names is None:
         return False
-    if record.n_processes > 1:  # here is a part of each step
+
+    memory, process = Memory(keep=KeepAll()), _process_of(path)
+    if record.processes and process is None:  # it does not say whose parts these are
         return False
 
-    memory = Memory(keep=KeepAll())
-    inside = path_of(memory, record.root)
+    inside = path_of(memory, record.root, process)
     tiers = [memory if each == inside else Disk(each, keep=KeepAll()) for each in record.tiers]
+    manager = partial(CheckpointManager, record.root, tiers=tiers, names=record.names)
     try:
-        async with CheckpointManager(record.root, tiers=tiers, names=record.names) as manager:
-            await manager.wait()
+        if process is None:
+            async with manager() as opened:
+                await opened.wait()
+        else:
+            job = JobOptions(local_root=record.local_root)
+            async with (
+                _together(record, process, limits) as coordinator,
+                manager(coordinator=coordinator, job=job) as opened,
+            ):
+                await opened.wait()
     except RootInUseError:
         return True
 
     return True
+
+
+def _process_of(path: str) -> int | None:
+    """Return whose directory in the keeper a path is in; None if it is of no process of a job."""
+    if not path.startswith(f"{OF_PROCESSES}/"):
+        return None
+
+    index = path[len(OF_PROCESSES) + 1 :].partition("/")[0]
+    return int(index) if index.isdigit() else None
+
+
+@asynccontextmanager
+async def _together(record: TierRecord, process: int, limits: JobLimits) -> AsyncGenerator[JobCoordinator]:
+    """Yield how this process agrees with those that finish for the others of the job.
+
+    Each attempt has a directory of its own, which the first of them names: what an earlier one has left there
+    is not taken for what is said now. The last one to succeed removes it.
+
+    Raises:
+        CoordinationError: If the first one does not come.
+    """
+    run, store = Threads(1).run, store_at(record.root)
+    place = f"{record.root}/{PLACE}"
+    known = StoreKeyValues(store, place)
+    if process == record.processes[0]:
+        await run(store.remove_tree, place)
+        await run(known.put, "attempt", secrets.token_hex(8).encode(), True)
+
+    attempt = await run(known.wait, "attempt", limits.join_s)
+    if attempt is None:
+        raise CoordinationError(f"no process finishes the steps of process {record.processes[0]} of the job")
+
+    service = StoreKeyValues(store, f"{place}/{attempt.decode()}")
+    options = JobOptions(active_processes=record.processes)
+    yield JobCoordinator(service, process, record.processes[-1] + 1, limits, options)
+    if await run(service.count, "finished") == len(record.processes):
+        await run(store.remove_tree, place)
 
 
 def main(arguments: list[str]) -> int:

@@ -213,8 +213,14 @@ class StepSaves:
         if not tiers:
             return None
 
-        processes = len(self._engine.coordinator.processes)
-        record = TierRecord(self._root, tuple([level.path for level in tiers]), self._names, processes)
+        engine = self._engine
+        record = TierRecord(
+            self._root,
+            tuple([level.path for level in tiers]),
+            self._names,
+            tuple(engine.coordinator.processes) if engine.is_joint else (),
+            engine.config.job.local_root if engine.is_joint else None,
+        )
 
         async def prepare() -> Mapping[int, str]:
             absent: dict[int, str] = {}

@@ -44,14 +44,22 @@ class TierRecord:
     root: str  #: that the tiers serve; empty if it is not known
     tiers: tuple[str, ...] = ()  #: the nearest first
     names: StepNames | None = None  #: of step directories; None if they have a format of the caller's
-    n_processes: int = 1  #: that save together
+    processes: tuple[int, ...] = ()  #: that save together; none for a process alone
+    local_root: str | None = None  #: where each of them has a disk of its own
     host: str = field(default_factory=platform.node)  #: that wrote it: disks and memory are of that one
+
+    @property
+    def n_processes(self) -> int:
+        """How many save together."""
+        return max(len(self.processes), 1)
 
     def encode(self) -> bytes:
         """Return the file."""
         names = None if self.names is None else [self.names.prefix, self.names.digits]
-        together = {} if self.n_processes == 1 else {"processes": self.n_processes}
-        told = {"root": self.root, "tiers": self.tiers, "names": names, "host": self.host, **together}
+        told: dict[str, object] = {"root": self.root, "tiers": self.tiers, "names": names, "host": self.host}
+        if self.processes:
+            told |= {"processes": self.processes, "local_root": self.local_root}
+
         return json.dumps(told).encode()
 
     @classmethod
@@ -60,8 +68,9 @@ class TierRecord:
         try:
             told = json.loads(data)
             names = None if told["names"] is None else StepNames(*told["names"])
-            tiers, n_processes = tuple(map(str, told["tiers"])), int(told.get("processes", 1))
-            return cls(str(told["root"]), tiers, names, n_processes, str(told.get("host", "")))
+            tiers, processes = tuple(map(str, told["tiers"])), tuple(map(int, told.get("processes", ())))
+            local_root, host = told.get("local_root"), str(told.get("host", ""))
+            return cls(str(told["root"]), tiers, names, processes, local_root and str(local_root), host)
         except (ValueError, TypeError, KeyError, RecursionError):  # a SpecError of the names is a ValueError
             return cls("", host="")
 
