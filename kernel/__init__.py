@@ -90,6 +90,7 @@ __all__ = (
     "SystemFiles",
     "Target",
     "Threads",
+    "TileRead",
     "Transfers",
     "TreeToSave",
     "TypeHandler",
@@ -181,6 +182,7 @@ if TYPE_CHECKING:
         Read,
         ScatterRead,
         Target,
+        TileRead,
         WholeChunks,
     )
     from penstock.kernel.protocols.stores import (
@@ -238,7 +240,8 @@ else:
                 "ReadLeaf", "ReadLeaves", "TypeHandler", "Waitable",
             ),
             "penstock.kernel.protocols.reads": (
-                "CheckedRead", "DirectRead", "DriverRead", "Read", "ScatterRead", "Target", "WholeChunks",
+                "CheckedRead", "DirectRead", "DriverRead", "Read", "ScatterRead", "Target", "TileRead",
+                "WholeChunks",
             ),
             "penstock.kernel.protocols.stores": (
                 "BuildToken", "DataFile", "Directories", "Hold", "ObjectStore", "Placement", "ReadableFile",

@@ -58,6 +58,7 @@ __all__ = (
     "ReplacedError",
     "ResultTypeError",
     "RootInUseError",
+    "RulesError",
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
@@ -498,6 +499,29 @@ class StructureMismatchError(SpecError):
         lines += _accepting(path, differences)
         super().__init__("\n  ".join([f"the target does not fit {path}:", *lines]))
         self.path, self.differences = path, tuple(differences)
+
+
+@final
+class RulesError(SpecError):
+    """The rules and the checkpoint do not fit, or a rule cannot do what it says; every problem is listed.
+
+    Attributes:
+        path: The checkpoint.
+        problems: What rules name that no source gives, what no rule takes, and what cannot be done.
+    """
+
+    path: str
+    problems: tuple[str, ...]
+
+    SHOWN = 40
+
+    def __init__(self, path: str, problems: Sequence[str]) -> None:
+        lines = list(problems[: self.SHOWN])
+        if len(problems) > self.SHOWN:
+            lines.append(f"... and {len(problems) - self.SHOWN:,} more")
+
+        super().__init__("\n  ".join([f"the rules do not fit {path}:", *lines]))
+        self.path, self.problems = path, tuple(problems)
 
 
 @final

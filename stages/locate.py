@@ -26,6 +26,7 @@ from penstock.kernel.protocols.layouts import (
     Opening,
     StoredCheckpoint,
 )
+from penstock.kernel.rules import Rules
 from penstock.stages.pytree.flattening import flatten_tree
 
 T = TypeVar("T")
@@ -108,6 +109,10 @@ def _with_options(request: RestoreRequest, checkpoint: StoredCheckpoint) -> Stor
         checkpoint = checkpoint.without_checksums()
     if request.options.split is not None:
         checkpoint = split_names(checkpoint, request.options.split)
+    if request.options.rules is not None:
+        from penstock.stages.rules.derived import derive  # few restores have rules
+
+        checkpoint = derive(Rules.of(request.options.rules), checkpoint, has_target=request.has_like)
     if request.has_like and isinstance(checkpoint, NamedTensors):
         flat, _ = flatten_tree(request.like)
         checkpoint = checkpoint.following([(leaf.info, leaf.value) for leaf in flat])

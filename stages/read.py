@@ -31,13 +31,21 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import FilesHandler, ReadLeaf, ReadLeaves
-from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead, SharedRead
+from penstock.kernel.protocols.reads import (
+    CheckedRead,
+    DirectRead,
+    DriverRead,
+    ScatterRead,
+    SharedRead,
+    TileRead,
+)
 from penstock.kernel.protocols.stores import ReadableFile, Store, SummedReads
 from penstock.stages.files import closing, log_transfers
 from penstock.stages.messages.batching import adjacent
 from penstock.stages.planning.leaf_reads import check_plain
 
-FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead | SharedRead
+FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead | SharedRead | TileRead
+"""A read that needs no driver; a tile may have been brought its drivers' part already."""
 
 _Infos: TypeAlias = Callable[[int], ParamInfo]
 """Where a leaf stands, by the number that its reads have."""
@@ -166,23 +174,30 @@ class _Reader:
 
     async def _perform(self, batch: ReadBatch, leaves: ReadLeaves) -> None:
         from_files = [read for read in batch.reads if not isinstance(read, DriverRead)]
-        if len(from_files) == len(batch.reads):
+        with_drivers = [read for read in from_files if isinstance(read, TileRead) and read.drivers]
+        if len(from_files) == len(batch.reads) and not with_drivers:
             if from_files:
                 await self._run.threads.run(self._read_files, from_files, leaves.info)
 
             return
 
+        if with_drivers:  # what a tile is made of must all be there
+            from_files = [read for read in from_files if read not in with_drivers]
+        wanted = [read for read in batch.reads if isinstance(read, DriverRead)]
+        wanted += [driver for tile in with_drivers for driver in tile.drivers]
         performed: list[DriverRead] = []
         async with create_task_group() as drivers:
-            for read in batch.reads:
-                if isinstance(read, DriverRead):
-                    drivers.start_soon(_perform, read, performed)
+            for read in wanted:
+                drivers.start_soon(_perform, read, performed)
 
             if from_files:
                 await self._run.threads.run(self._read_files, from_files, leaves.info)
 
         # A task group treats a cancellation that it did not request as the quiet end of a task.
-        if len(from_files) + len(performed) < len(batch.reads):
+        if len(performed) == len(wanted):
+            if with_drivers:
+                await self._run.threads.run(self._read_files, with_drivers, leaves.info)
+        else:
             await checkpoint_if_cancelled()  # a cancellation of our own may not have been delivered here yet
             raise PipelineError("a driver's read ended early: something that it awaited was cancelled")
 
@@ -192,6 +207,9 @@ class _Reader:
             if isinstance(read, SharedRead):
                 with self._files.use(read.file) as file:
                     read_twice(self._run.store, partial(fill_shared, file, read, infos, verify=self._verify))
+            elif isinstance(read, TileRead):
+                self._read_files([one for one in read.reads if not isinstance(one, DriverRead)], infos)
+                read.make()
             elif not isinstance(read, CheckedRead):
                 by_file[read.file].append(read)
             elif not self._verify:

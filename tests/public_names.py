@@ -22,6 +22,10 @@ NAMES = {
     "penstock.pipelines": """
         First configured_pipeline fitting_pipeline prioritised restore_pipeline save_pipeline
     """,
+    "penstock.rules": """
+        Cast Concat Constant Dequantize Drop Pad PlannedLeaf Rename Repeat Reshape Rule Rules Select Split
+        Stack Transpose Unstack load_rules preview
+    """,
     "penstock.steps": """
         Always AnyNames CheckpointManager EverySeconds EverySteps FirstSave KeepAll KeepAllOf KeepAnyOf
         KeepBest KeepEvery KeepEverySeconds KeepLast KeepPolicy KeepRecent KeepSteps NameFormat Never

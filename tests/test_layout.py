@@ -291,6 +291,7 @@ IS_ABOUT = {"configuration": "config", "orbax_face": "orbax"}
 """Folders of tests that have another name than the room that they are about."""
 
 IS_ALSO_ABOUT = {
+    "stages/rules": ("handlers.formats", "handlers.leaves", "handlers.stores", "kernel"),
     "bench/codecs.py": ("handlers.formats", "handlers.leaves", "kernel"),
     "bench/contenders/raw.py": ("kernel.memory",),
     "bench/steps.py": ("handlers.formats",),

@@ -235,7 +235,9 @@ def public_names(module: str) -> list[str]:
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
-            modules = ("errors", "items", "pipelines", "steps", "sync") if module == "penstock" else ()
+            modules = (
+                ("errors", "items", "pipelines", "rules", "steps", "sync") if module == "penstock" else ()
+            )
             return sorted(name for name in names if not name.startswith("__") and name not in modules)
 
     return []

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
-from penstock.handlers.leaves.blocks import HostRegion
+from penstock.handlers.leaves.blocks import HostRegion, boxes
 from penstock.kernel.errors import (
     ChecksumError,
     InvalidLeafError,
@@ -42,7 +42,7 @@ from penstock.kernel.errors import (
     UnsupportedFormatError,
 )
 from penstock.kernel.memory.memory_limit import check_available
-from penstock.kernel.protocols.layouts import StoredCheckpoint
+from penstock.kernel.protocols.layouts import CutLeaves, StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf, StoredRows
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import (
@@ -55,6 +55,7 @@ from penstock.kernel.protocols.reads import (
     Segment,
     SharedRead,
     Target,
+    TileRead,
     share_checks,
 )
 from penstock.kernel.protocols.stores import ReadableFile, Store
@@ -248,7 +249,10 @@ def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_
             continue
 
         for read in reads:
-            start, nbytes = (n // size * spec.itemsize for n in (read.start, read.nbytes))
+            start, nbytes = read.start, read.nbytes  # which may end within an element, unless it is cast
+            if value.dtype is not None:
+                start, nbytes = (n // size * spec.itemsize for n in (start, nbytes))
+
             cost = nbytes if value.dtype is None else nbytes + read.nbytes
             yield PiecePlan(chunk, start, nbytes, cost, partial(_take_direct, value, read))
 
@@ -316,6 +320,15 @@ def _slabs(
         yield _Region(chunk, 0, spec.itemsize, bounds)
         return
 
+    if isinstance(value.checkpoint, CutLeaves) and value.checkpoint.is_cut_freely(value.stored):
+        corner = [lo for lo, _ in bounds]
+        for box in boxes(tuple([hi - lo for lo, hi in bounds]), max(1, piece_bytes // dtype.itemsize)):
+            place = zip(corner, box.starts, box.sizes, strict=True)
+            part = tuple([(lo + at, lo + at + size) for lo, at, size in place])
+            yield _Region(chunk, box.first * spec.itemsize, box.n_elements * spec.itemsize, part)
+
+        return
+
     (first, last), *rest = bounds
     row_bytes = math.prod([hi - lo for lo, hi in rest]) * dtype.itemsize
     step = max(1, piece_bytes // (stored[0] * row_bytes)) * stored[0]
@@ -335,9 +348,17 @@ def _take_direct(value: StoredValue, read: DirectRead) -> memoryview:
 
 def _take_region(value: StoredValue, bounds: _Bounds, piece_bytes: int, segments: _Segments) -> memoryview:
     region = HostRegion(bounds, stored_dtype(value.stored))
-    for read in value.checkpoint.reads(0, value.stored, region, piece_bytes):
+    _take(value, value.checkpoint.reads(0, value.stored, region, piece_bytes), segments)
+    return _cast(region.view(), value)
+
+
+def _take(value: StoredValue, reads: Iterable[Read], segments: _Segments) -> None:
+    for read in reads:
         assert not isinstance(read, SharedRead), "a leaf that is read alone shares no read"
         match read:
+            case TileRead():
+                _take(value, read.reads, {})
+                read.make()
             case DirectRead():
                 _fill(value, read, read.into())
             case ScatterRead(opaque=OpaqueChunk() as opaque):
@@ -351,8 +372,6 @@ def _take_region(value: StoredValue, bounds: _Bounds, piece_bytes: int, segments
                 _fill_checked(value, _of_segment(read, segments))
             case DriverRead():
                 anyio.from_thread.run(_perform, read)
-
-    return _cast(region.view(), value)
 
 
 def read_array(value: StoredValue) -> npt.NDArray[Any]:

@@ -32,6 +32,7 @@ from penstock.kernel.errors import CorruptCheckpointError, SpecError
 from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import OpaqueChunk, Read, ScatterRead
+from penstock.kernel.rules import Rule, Rules
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
@@ -114,7 +115,7 @@ class Transform:
 class RestoreOptions:
     """The options of a restore, as one value. `Checkpointer.restore` describes each of them.
 
-    Without `rename` and those after it, every difference between the result and what is stored is an error.
+    Without `rules` and those after it, every difference between the result and what is stored is an error.
 
     Raises:
         SpecError: If an option does not fit, or two contradict each other.
@@ -129,6 +130,7 @@ class RestoreOptions:
     max_expansion: int | None = None
     replica_axis: str | None = None
     primary_replica: int = 0
+    rules: Sequence[Rule] | None = None
     rename: Rename | None = None
     transforms: Mapping[str, Transform] | None = None
     transforms_default_to_original: bool = True
@@ -143,6 +145,9 @@ class RestoreOptions:
         return self.transforms is not None or self.on_missing == "keep"
 
     def __post_init__(self) -> None:
+        if self.rules is not None:
+            object.__setattr__(self, "rules", Rules.of(self.rules))
+
         rename = cast("object", self.rename)
         if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
             raise SpecError(f"rename must be a mapping or a function, not {rename!r}")

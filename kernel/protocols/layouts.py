@@ -12,6 +12,7 @@ __all__ = (
     "Arrangement",
     "CheckpointFinder",
     "ChecksummedCheckpoint",
+    "CutLeaves",
     "FilePosition",
     "FormattedLayout",
     "FoundItems",
@@ -162,6 +163,15 @@ class ChecksummedCheckpoint(Capability, Protocol):
 
     def without_checksums(self) -> StoredCheckpoint:
         """Return the same checkpoint, whose reads are as short as they can be and carry no checksums."""
+        ...
+
+
+@runtime_checkable
+class CutLeaves(Capability, Protocol):
+    """A `StoredCheckpoint` some of whose leaves are made when they are read, and so have no chunks."""
+
+    def is_cut_freely(self, stored: StoredLeaf) -> bool:
+        """Return whether any box of a leaf can be read without more of it."""
         ...
 
 

@@ -23,6 +23,7 @@ __all__ = (
     "SharedRange",
     "SharedRead",
     "Target",
+    "TileRead",
     "WholeChunks",
     "chosen",
     "narrowed",
@@ -390,7 +391,36 @@ class SharedRead:
         )
 
 
-Read: TypeAlias = DirectRead | ScatterRead | CheckedRead | DriverRead | SharedRead
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class TileRead:
+    """Reads into memory of their own, of all of which together a part of a destination is made.
+
+    They are performed one after another, and then `make` is called.
+    """
+
+    leaf: int
+    reads: tuple[DirectRead | ScatterRead | CheckedRead | DriverRead, ...]
+    make: Callable[[], None]  #: blocking; fills the destination, and frees what was read
+    made_nbytes: int  #: host bytes of what is read, and of what is made on the way
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to be read."""
+        return sum([read.nbytes for read in self.reads])
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Host bytes next to the destination."""
+        return self.made_nbytes + max([read.scratch_nbytes for read in self.reads], default=0)
+
+    @property
+    def drivers(self) -> tuple[DriverRead, ...]:
+        """Those of its reads that a driver performs."""
+        return tuple([read for read in self.reads if isinstance(read, DriverRead)])
+
+
+Read: TypeAlias = DirectRead | ScatterRead | CheckedRead | DriverRead | SharedRead | TileRead
 
 T = TypeVar("T")
 

@@ -56,6 +56,7 @@ __all__ = (
     "repair",
     "restore",
     "restore_items",
+    "rules",
     "save",
     "seal",
     "steps",
@@ -69,7 +70,7 @@ __version__ = "0.1.0"
 
 
 if TYPE_CHECKING:
-    from penstock import errors, items, pipelines, steps, sync
+    from penstock import errors, items, pipelines, rules, steps, sync
     from penstock.api import metadata, restore, restore_items, save, verify, warm_up
     from penstock.checkpointer.checkpointer import Checkpointer
     from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
@@ -111,7 +112,7 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
-            "penstock": ("errors", "items", "pipelines", "steps", "sync"),
+            "penstock": ("errors", "items", "pipelines", "rules", "steps", "sync"),
             "penstock.api": ("metadata", "restore", "restore_items", "save", "verify", "warm_up"),
             "penstock.checkpointer.checkpointer": ("Checkpointer",),
             "penstock.checkpointer.description": ("CheckpointMetadata", "LeafMetadata"),

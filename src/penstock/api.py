@@ -13,7 +13,7 @@ __all__ = (
 )
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.build_place import Overwrite
     from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
     from penstock.kernel.protocols.save_format import SaveArgs
+    from penstock.kernel.rules import Rule
     from penstock.reports.report import RestoreReport, SaveReport
     from penstock.telemetry.observers import Observer
     from penstock.verification.verify import VerifyReport
@@ -121,6 +122,7 @@ async def restore(
     pipeline: Pipeline[RestoreRun] | None = None,
     on_report: Callable[[RestoreReport], object] | None = None,
     only: Only | None = None,
+    rules: Sequence[Rule] | None = None,
     rename: Rename | None = None,
     transforms: Mapping[str, Transform] | None = None,
     transforms_default_to_original: bool = True,
@@ -153,6 +155,7 @@ async def restore(
             max_expansion=max_expansion,
             replica_axis=replica_axis,
             primary_replica=primary_replica,
+            rules=rules,
             rename=rename,
             transforms=transforms,
             transforms_default_to_original=transforms_default_to_original,

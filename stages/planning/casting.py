@@ -7,7 +7,7 @@ function of the caller returned is brought to its target the same way (`maker`).
 
 from __future__ import annotations
 
-__all__ = ("DtypeRule", "Refit", "maker", "refit_spec", "source_like")
+__all__ = ("DtypeRule", "Refit", "kind_of", "maker", "refit_spec", "source_like", "why_not_cast")
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -76,7 +76,7 @@ class DtypeRule:
 
         # One dtype for all leaves is not meant for step counters or for Python numbers.
         is_number = stored.spec.typestr == "scalar" and of_like is None
-        same_kind = not is_number and _kind(np.dtype(stored.spec.dtype)) == _kind(self._all)
+        same_kind = not is_number and kind_of(np.dtype(stored.spec.dtype)) == kind_of(self._all)
         return self._all if same_kind else None
 
     @property
@@ -123,7 +123,7 @@ def refit_spec(
     if stored_dtype is None or dtype is None or dtype == stored_dtype:
         return spec
 
-    problem = _why_not_cast(stored_dtype, dtype)
+    problem = why_not_cast(stored_dtype, dtype)
     if problem:
         return TreeDifference(
             "dtype", info.key_path, f"{dtype.name}, asked for by dtype= ({problem}),", spec.dtype
@@ -313,14 +313,16 @@ def _known(name: str) -> np.dtype[Any] | None:
         return None  # the handler raises the error
 
 
-def _kind(dtype: np.dtype[Any]) -> type | None:
+def kind_of(dtype: np.dtype[Any]) -> type | None:
+    """Return the kind of a dtype, of which those of `ml_dtypes` are: booleans, integers and so on."""
     is_subtype: Any = cast("Any", jax.dtypes).issubdtype  # numpy's knows no bfloat16
     return next((kind for kind in _KINDS if is_subtype(dtype, kind)), None)
 
 
 @lru_cache(maxsize=256)
-def _why_not_cast(stored: np.dtype[Any], wanted: np.dtype[Any]) -> str:
-    if _kind(stored) is np.complexfloating and _kind(wanted) is not np.complexfloating:
+def why_not_cast(stored: np.dtype[Any], wanted: np.dtype[Any]) -> str:
+    """Return why elements cannot be cast; empty if they can."""
+    if kind_of(stored) is np.complexfloating and kind_of(wanted) is not np.complexfloating:
         return "which would drop the imaginary part"
     try:
         np.copyto(np.empty(1, wanted), np.zeros(1, stored), casting="unsafe")

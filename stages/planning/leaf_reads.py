@@ -27,6 +27,7 @@ from penstock.kernel.protocols.reads import (
     Read,
     ScatterRead,
     Target,
+    TileRead,
     narrowed,
     share_checks,
 )
@@ -95,6 +96,9 @@ def scratch_bytes(reads: Sequence[Read]) -> int:
 
 def _is_whole(read: Read) -> bool:
     """Return whether it reads a whole chunk, since a codec or a stage makes chunks indivisible."""
+    if isinstance(read, TileRead):
+        return any(map(_is_whole, read.reads))
+
     encoded = isinstance(read, ScatterRead) and (read.opaque is not None or bool(read.decoded_nbytes))
     return encoded or isinstance(read, DriverRead)
 
@@ -148,7 +152,9 @@ def check_plain(reads: Iterable[Read]) -> None:
         UnsupportedFormatError: It names the codec, and the leaf.
     """
     for read in reads:
-        if isinstance(read, ScatterRead) and read.opaque is not None:
+        if isinstance(read, TileRead):
+            check_plain(read.reads)
+        elif isinstance(read, ScatterRead) and read.opaque is not None:
             problem = f"holds chunks that a stage made opaque: {read.opaque.codec!r}"
             advice = "restore with the stage that undoes it, behind `plan` in the pipeline, and without mmap"
             raise UnsupportedFormatError(read.file, f"{problem}; {advice}", key_path=read.opaque.key_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Renamed", "leaves_within_leaves", "rename_leaves")
+__all__ = ("Renamed", "leaves_within_leaves", "rename_leaves", "renamed_info")
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,7 +54,7 @@ def rename_leaves(
             renamed.changes.append(Change("skipped", stored.info.key_path, "left out by rename"))
             continue
 
-        info = stored.info if keys == stored.info.keys else _renamed_info(stored.info, keys)
+        info = stored.info if keys == stored.info.keys else renamed_info(stored.info, keys)
         info = targets.get(info.name, info)
         if info.keys != stored.info.keys:
             renamed.changes.append(Change("renamed", info.key_path, stored.info.key_path))
@@ -124,7 +124,7 @@ def _keys(name: object, what: str) -> KeyPath:
     return cast("KeyPath", keys)
 
 
-def _renamed_info(info: ParamInfo, keys: KeyPath) -> ParamInfo:
+def renamed_info(info: ParamInfo, keys: KeyPath) -> ParamInfo:
     """Return the info of a leaf under new keys.
 
     A decimal key is an index if the same key was one before, or if it replaces one.

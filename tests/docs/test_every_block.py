@@ -29,6 +29,7 @@ from tests.docs.page_settings import (
 
 from penstock.cli import load_command, main
 from penstock.config import Config
+from penstock.rules import load_rules
 
 WITH_PYTHON = [page for page in pages() if blocks(page, "python")]
 ELSEWHERE = with_own_tests()
@@ -70,7 +71,10 @@ def test_the_configuration_of_a_page_is_read(page: str, tmp_path: Path) -> None:
         assert tomllib.loads(block.text)
         path = tmp_path / f"{at}.toml"
         path.write_text(block.text)
-        Config.load(path, environ={})
+        if "[[rule]]" in block.text:
+            load_rules(path)
+        else:
+            Config.load(path, environ={})
 
 
 def test_every_page_with_commands_is_tried() -> None:

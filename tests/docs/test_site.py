@@ -19,7 +19,7 @@ DESCRIBED = (
     *("penstock.errors", "penstock.testing", "penstock.kernel", "penstock.stages", "penstock.handlers"),
 )
 WITH_EXAMPLES = (
-    *("checkpointer", "errors", "handlers", "items", "kernel", "options", "pipelines", "reports"),
+    *("checkpointer", "errors", "handlers", "items", "kernel", "options", "pipelines", "reports", "rules"),
     *("stages", "steps", "sync", "testing", "tools"),
 )
 """All pages that describe names of penstock; that of Orbax's names has a table."""

@@ -18,10 +18,10 @@ from penstock.handlers.formats.region_reads import (
     StoredChunk,
     chunk_reads,
     overlaps,
-    rectangles,
     with_checksums,
 )
 from penstock.kernel.protocols.reads import Destination, Read, ScatterRead
+from penstock.kernel.rectangles import rectangles
 
 
 @final

@@ -44,7 +44,6 @@ from penstock.handlers.formats.region_reads import (
     intersect,
     merge_direct,
     recorded_crc32c,
-    rectangles,
     shape_of,
     with_checksums,
 )
@@ -75,6 +74,7 @@ from penstock.kernel.protocols.reads import (
 )
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DiskMark, Written
+from penstock.kernel.rectangles import rectangles
 
 if TYPE_CHECKING:
     from penstock.handlers.formats.orbax.tensorstore_reads import ArrayDriver

@@ -6,7 +6,7 @@ __all__ = ("Checkpointer",)
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import EllipsisType, TracebackType
 from typing import (
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
+    from penstock.kernel.rules import Rule
     from penstock.reports.report import RestoreReport
     from penstock.verification.verify import VerifyReport
 
@@ -275,6 +276,7 @@ class Checkpointer(AsyncOnly):
         pipeline: Pipeline[RestoreRun] | None = None,
         on_report: Callable[[RestoreReport], object] | None = None,
         only: Only | None = None,
+        rules: Sequence[Rule] | None = None,
         rename: Rename | None = None,
         transforms: Mapping[str, Transform] | None = None,
         transforms_default_to_original: bool = True,
@@ -310,6 +312,7 @@ class Checkpointer(AsyncOnly):
             pipeline: Stages for this restore alone.
             on_report: Called with the `RestoreReport` when the result is complete.
             only: Which leaves are restored: shell patterns over dotted names, key paths, or a function.
+            rules: What becomes of the stored leaves (`penstock.rules`); the options after it see the results.
             rename: Stored names or key paths to names in the result; None leaves out.
             transforms: Regular expressions over key paths to `penstock.Transform`s.
             transforms_default_to_original: Whether leaves without a transform come from the checkpoint.
@@ -348,6 +351,7 @@ class Checkpointer(AsyncOnly):
             max_expansion=max_expansion,
             replica_axis=replica_axis,
             primary_replica=primary_replica,
+            rules=rules,
             rename=rename,
             transforms=transforms,
             transforms_default_to_original=transforms_default_to_original,

@@ -12,7 +12,7 @@ __all__ = (
 )
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, final
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.save_format import SaveFormat
     from penstock.kernel.protocols.stores import Store
+    from penstock.kernel.rules import Rule
     from penstock.reports.report import RestoreReport
     from penstock.telemetry.observers import Observer
 
@@ -76,6 +77,11 @@ class RestoreKeywords(TypedDict, total=False):
         only: Which leaves are restored; nothing else is read. Shell patterns over dotted stored names
             (`"params"`, `["opt.*.mu"]`), where a name also stands for everything below it; or a
             function from the tuple of stored keys to a bool. With `like`, it has just those leaves.
+        rules: What becomes of the stored leaves: rules of `penstock.rules`, or what `load_rules` returns.
+            Names, shapes and dtypes change, leaves are joined and taken apart; all options but `split`,
+            `item`, `mmap` and `verify` are about the results.
+            With `like`, that says which leaves are wanted; without, a leaf that no rule takes is an error,
+            unless the rules have `rest="keep"`.
         rename: Stored names to names in the result: dotted names, as they are stored (`"opt.0.mu"`),
             or tuples of keys. A name also stands for everything below it; the longest match counts;
             None leaves the leaf out. Or a function from the tuple of stored keys to one of those.
@@ -112,6 +118,7 @@ class RestoreKeywords(TypedDict, total=False):
     pipeline: Pipeline[RestoreRun] | None
     on_report: Callable[[RestoreReport], object] | None
     only: Only | None
+    rules: Sequence[Rule] | None
     rename: Rename | None
     transforms: Mapping[str, Transform] | None
     transforms_default_to_original: bool

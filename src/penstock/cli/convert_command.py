@@ -9,16 +9,19 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import anyio
+
 import penstock
 from penstock.cli.completers import completed, item_names
 from penstock.cli.read_progress import run_with_bar
 from penstock.cli.storage_options import add_storage_options, chosen_format, said_format
-from penstock.cli.terminal import CommandError, Output, format_bytes
+from penstock.cli.terminal import CommandError, Output, Table, format_bytes
 from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.options import parse_bytes
 from penstock.kernel.words import counted
+from penstock.rules import Rules, load_rules, preview
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint, a directory of steps, a safetensors file or a folder of them, or an npz file",
     )
     parser.add_argument(
-        "destination", metavar="DESTINATION", help="a file *.safetensors or *.npz, or a directory"
+        "destination",
+        metavar="DESTINATION",
+        nargs="?",
+        help="a file *.safetensors or *.npz, or a directory",
     )
     parser.add_argument(
         "--format", choices=("orbax", "safetensors", "huggingface", "npz"),
@@ -60,6 +66,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="cast arrays, as in bfloat16 for all of its kind, or 'params.*=bfloat16'; repeatable",
     )  # fmt: skip
     parser.add_argument(
+        "--rules", metavar="FILE",
+        help="a file of rules: what becomes of each leaf, as docs/howto/change-checkpoints.md tells",
+    )  # fmt: skip
+    parser.add_argument(
+        "--inverse", action="store_true", help="undo the rules: from what they made to what it was"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only print what the rules would make, without a DESTINATION",
+    )
+    parser.add_argument(
         "--max-shard-bytes", "--max-shard-size", metavar="SIZE",
         help="in a folder of safetensors, begin another file beyond this size, as in 5GB",
     )  # fmt: skip
@@ -84,6 +102,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
         CommandError: If an option is invalid.
         PenstockError: What `penstock.convert` raises.
     """
+    rules = _rules(options)
+    if options.dry_run:
+        return _show_plan(options, rules, output)
+    if options.destination is None:
+        raise CommandError("DESTINATION is needed, unless --dry-run is given")
+
     call = partial(
         penstock.convert,
         options.source,
@@ -92,6 +116,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         item=options.item,
         split=None if options.flat else options.split,
         max_shard_bytes=_size("--max-shard-bytes", options.max_shard_bytes),
+        rules=rules,
         rename=dict(_rename(text) for text in options.rename) or None,
         dtype=_dtypes(options.dtype),
         overwrite=options.overwrite,
@@ -115,6 +140,66 @@ def run(options: argparse.Namespace, output: Output) -> int:
     leaves = counted(report.n_leaves, "leaf", "leaves")
     output.success(f"{report.path}: {leaves}, {nbytes}, in {seconds} ({stored})")
     return 0
+
+
+def _rules(options: argparse.Namespace) -> Rules | None:
+    if options.rules is None:
+        given = "--inverse" if options.inverse else "--dry-run" if options.dry_run else ""
+        if given:
+            raise CommandError(f"{given} is about rules: give a file of them, as --rules FILE")
+        return None
+
+    rules = load_rules(options.rules)
+    return rules.inverse() if options.inverse else rules
+
+
+def _show_plan(options: argparse.Namespace, rules: Rules | None, output: Output) -> int:
+    assert rules is not None, "a dry run is about rules"
+    split = None if options.flat else options.split
+    leaves = anyio.run(partial(preview, options.source, rules, item=options.item, split=split))
+    numbers = {id(rule): number for number, rule in enumerate(rules, 1)}
+    if options.json:
+        rows = [
+            {
+                "name": leaf.name,
+                "shape": leaf.shape,
+                "dtype": leaf.dtype,
+                "nbytes": leaf.nbytes,
+                "sources": leaf.sources,
+                "rules": [numbers[id(rule)] for rule in leaf.rules],
+                "read_bytes": leaf.read_bytes,
+                "streams": leaf.streams,
+            }
+            for leaf in leaves
+        ]
+        output.say(json.dumps({"leaves": rows, "rules": [rule.table() for rule in rules]}, indent=2))
+        return 0
+
+    cells = [
+        (
+            leaf.name,
+            leaf.dtype if leaf.shape is None else f"{leaf.dtype}{list(leaf.shape)}",
+            _listed(leaf.sources),
+            ", ".join(f"{numbers[id(rule)]} {rule.operation}" for rule in leaf.rules),
+            format_bytes(leaf.read_bytes),
+            "streams" if leaf.streams else "gathers",
+        )
+        for leaf in leaves
+    ]
+    output.table(Table(("result", "", "of", "rules", "reads", "how"), cells, n_left=4))
+    total = sum(leaf.read_bytes for leaf in leaves)
+    output.note(f"{counted(len(leaves), 'leaf', 'leaves')}, {format_bytes(total)} to read")
+    return 0
+
+
+_MOST_SOURCES = 3
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_SOURCES:
+        return ", ".join(names)
+
+    return f"{names[0]} to {names[-1]} ({len(names)})"
 
 
 def _size(name: str, text: str | None) -> int | None:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
     from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
     from penstock.kernel.protocols.stores import Store
+    from penstock.kernel.rules import Rule
     from penstock.reports.report import RestoreReport
     from penstock.steps.save_queue import StepSaves
     from penstock.steps.step_contents import StepMetadata
@@ -358,6 +359,7 @@ class CheckpointManager(AsyncOnly):
         pipeline: Pipeline[RestoreRun] | None = None,
         on_report: Callable[[RestoreReport], object] | None = None,
         only: Only | None = None,
+        rules: Sequence[Rule] | None = None,
         rename: Rename | None = None,
         transforms: Mapping[str, Transform] | None = None,
         transforms_default_to_original: bool = True,
@@ -398,6 +400,7 @@ class CheckpointManager(AsyncOnly):
             max_expansion=max_expansion,
             replica_axis=replica_axis,
             primary_replica=primary_replica,
+            rules=rules,
             rename=rename,
             transforms=transforms,
             transforms_default_to_original=transforms_default_to_original,

@@ -40,6 +40,7 @@ from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.rules import Rule, Rules
 from penstock.reports.kept_reports import copy_reports
 from penstock.reports.report import SaveReport
 from penstock.stages.resume import Resume
@@ -64,6 +65,7 @@ async def convert(
     split: str | None = ".",
     item: str | None = None,
     max_shard_bytes: int | str | None = None,
+    rules: Sequence[Rule] | None = None,
     rename: Rename | None = None,
     dtype: Any = None,
     overwrite: bool = False,
@@ -96,6 +98,8 @@ async def convert(
         item: Convert only this item of the source, as a tree; by default all that it holds.
         max_shard_bytes: As for `export_safetensors`; a number, or a text such as `"5GB"`. For `"huggingface"`
             50 GB by default, as there.
+        rules: What becomes of the leaves of each tree: rules of `penstock.rules`, or what `load_rules`
+            returns. A leaf that no rule takes is an error, unless the rules have `rest="keep"`.
         rename: Other names for leaves, as for `Checkpointer.restore`; None leaves one out. Each tree of the
             source gets them, and each rule must name a leaf of one.
         dtype: What arrays are cast to, as for `Checkpointer.restore`: a dtype for all of its kind, or a
@@ -122,6 +126,7 @@ async def convert(
     Raises:
         SpecError: If the destination cannot hold all of the source; the message names what. If `rename` or
             `dtype` does not fit, or names no leaf.
+        RulesError: If the rules and the source do not fit; it lists every problem.
         ExpansionError: If the source claims far more bytes than it stores.
         ReplacedError: If the source was replaced again and again while it was read.
         PenstockError: If the source is damaged, or the medium refuses.
@@ -156,7 +161,8 @@ async def convert(
     if target.format == "npz" and resume:
         raise SpecError("an npz file is written in one go, and cannot be resumed")
 
-    reading = _Reading(split, item, max_expansion, rename, dtype)
+    chosen = None if rules is None else Rules.of(rules)
+    reading = _Reading(split, item, max_expansion, chosen, rename, dtype)
     reading.changes()  # which raises for what fits no source
     return await _Conversion(rewriting, Threads(), target, reading, custom_metadata, resume).run(start)
 
@@ -264,6 +270,7 @@ class _Reading:
     split: str | None
     item: str | None
     max_expansion: int
+    rules: Rules | None
     rename: Rename | None
     dtype: Any
 
@@ -316,7 +323,14 @@ class _Conversion:
             asked = self.reading
             take = partial(_whole, files)
             changes = asked.changes()
-            reader = ItemsReader(store, take, asked.split, max_expansion=asked.max_expansion, changes=changes)
+            reader = ItemsReader(
+                store,
+                take,
+                asked.split,
+                max_expansion=asked.max_expansion,
+                rules=asked.rules,
+                changes=changes,
+            )
             read = await threads.run(reader.read, start, asked.item)
             if changes is not None:
                 changes.check_used(start)

@@ -37,9 +37,11 @@ from penstock.kernel.protocols.layouts import NamedTensors, StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
+from penstock.kernel.rules import Rules
 from penstock.stages.locate import split_names
 from penstock.stages.planning.restore_planner import check_expansion
 from penstock.stages.pytree.flattening import nest
+from penstock.stages.rules.derived import derive
 from penstock.tools.leaf_changes import LeafChanges
 
 _ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"
@@ -90,6 +92,7 @@ class ItemsReader:
         split: Of safetensors and npz: what separates the keys in names; None: one flat dict.
         whole: Whether every data file must be there in its whole length.
         max_expansion: How many times the bytes stored the arrays of a tree may take.
+        rules: What becomes of the leaves of each tree, before `changes`; not of random keys that are items.
         changes: Other names and dtypes; random keys keep theirs.
     """
 
@@ -98,6 +101,7 @@ class ItemsReader:
     split: str | None = None
     whole: bool = True
     max_expansion: int = MOST_EXPANSION
+    rules: Rules | None = None
     changes: LeafChanges | None = None
 
     def read(self, path: str, item: str | None = None) -> StoredItems:
@@ -174,7 +178,7 @@ class ItemsReader:
             opened = self._open(path, name)
             custom: Any = opened.tree_custom_metadata
             single = recorded.endswith(_ARRAY_HANDLER)
-            tree[name] = tree_of(name, opened, self.take, self.changes)
+            tree[name] = tree_of(name, self._ruled(opened), self.take, self.changes)
             parts.tree_parts.append(TreePart((name,), name, custom, single=single))
         else:
             self._open(path, name)  # which compares the document with its digest
@@ -214,12 +218,15 @@ class ItemsReader:
         check_expansion(self.store, opened, range(len(opened.leaves)), self.max_expansion)
         return opened
 
+    def _ruled(self, opened: StoredCheckpoint) -> StoredCheckpoint:
+        return opened if self.rules is None else derive(self.rules, opened)
+
     def _one_tree(self, path: str, item: str | None) -> StoredItems:
         opened = self._open(path, item)
         if self.split is not None and isinstance(opened, NamedTensors):
             opened = split_names(opened, self.split)
 
-        tree = tree_of(item or "", opened, self.take, self.changes)
+        tree = tree_of(item or "", self._ruled(opened), self.take, self.changes)
         return StoredItems(tree, None, opened.custom_metadata, opened.tree_custom_metadata)
 
 

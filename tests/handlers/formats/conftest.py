@@ -27,6 +27,7 @@ from penstock.kernel import (
     ParamInfo,
     ScatterRead,
     StoredLeaf,
+    TileRead,
     Written,
     WrittenBatch,
 )
@@ -150,7 +151,7 @@ async def _read_part(
             await read.perform()
             continue
 
-        assert not isinstance(read, SharedRead), "a checkpoint gives the reads of one leaf"
+        assert not isinstance(read, SharedRead | TileRead), "a checkpoint gives the reads of one leaf"
         assert read.nbytes <= piece_bytes or read.crc32c is not None  # a piece that is checked stays whole
         file = LocalStore().open_data_file(read.file)
         if isinstance(read, CheckedRead):

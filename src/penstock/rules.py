@@ -1,0 +1,81 @@
+"""Rules: what becomes of the leaves of a checkpoint, as data.
+
+`convert`, `restore` and `penstock convert --rules` take them.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "Cast",
+    "Concat",
+    "Constant",
+    "Dequantize",
+    "Drop",
+    "Pad",
+    "PlannedLeaf",
+    "Rename",
+    "Repeat",
+    "Reshape",
+    "Rule",
+    "Rules",
+    "Select",
+    "Split",
+    "Stack",
+    "Transpose",
+    "Unstack",
+    "load_rules",
+    "preview",
+)
+
+import os
+import tomllib
+from typing import TYPE_CHECKING
+
+from penstock.kernel.errors import SpecError
+from penstock.kernel.rules import (
+    Cast,
+    Concat,
+    Constant,
+    Dequantize,
+    Drop,
+    Pad,
+    Rename,
+    Repeat,
+    Reshape,
+    Rule,
+    Rules,
+    Select,
+    Split,
+    Stack,
+    Transpose,
+    Unstack,
+    parse_rules,
+)
+
+if TYPE_CHECKING:
+    from penstock.tools.preview import PlannedLeaf, preview
+else:
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    __getattr__, __dir__ = _lazy_names(__name__, {"penstock.tools.preview": ("PlannedLeaf", "preview")})
+
+
+def load_rules(path: str | os.PathLike[str]) -> Rules:
+    """Read rules from a file of TOML: tables `[[rule]]`, and `rest`. Blocking.
+
+    Args:
+        path: Of the file, on this machine.
+
+    Raises:
+        SpecError: If it is no file, no TOML, or a table in it is no rule.
+    """
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise SpecError(f"{name}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{name}: is no TOML: {error}") from error
+
+    return parse_rules(document, name)

@@ -1,0 +1,106 @@
+"""What rules make of a file, piece by piece, is what NumPy makes of it in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.plain_rules import Leaves, apply_plainly, same_bits, trees_with_rules
+
+from penstock.handlers.formats.integrity import Checksum, Checksums
+from penstock.handlers.formats.region_reads import StoredChunk, chunk_reads, with_checksums
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel import KeyKind, Leaf, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.reads import Destination, Read
+from penstock.kernel.protocols.written import Written
+from penstock.rules import Rule, Rules
+from penstock.stages.rules.derived import derive
+
+PIECE = 37
+"""Bytes of which a checksum is known, so that pieces end within elements and within rows."""
+
+
+def info_of(name: str) -> ParamInfo:
+    keys = tuple(name.split("."))
+    return ParamInfo(keys, (KeyKind.MAPPING,) * len(keys), "".join(f"[{key!r}]" for key in keys))
+
+
+@dataclass
+class PlainFile:
+    """A `StoredCheckpoint`: all leaves in one file, one after another."""
+
+    path: str
+    arrays: Leaves
+    has_checksums: bool
+    leaves: Sequence[StoredLeaf] = ()
+    directory: str = ""
+    custom_metadata: Mapping[str, Any] | None = None
+    tree_custom_metadata: object = None
+    root_custom_metadata: Mapping[str, Any] | None = None
+    committed_at_ns: int | None = None
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def __post_init__(self) -> None:
+        data, leaves = b"", list[StoredLeaf]()
+        for name, array in self.arrays.items():
+            whole = tuple(size or 1 for size in array.shape)
+            spec = LeafSpec("np.ndarray", array.shape, array.dtype.name, array.dtype.itemsize, whole)
+            leaves.append(StoredLeaf(info_of(name), spec, len(data)))
+            data += np.ascontiguousarray(array).tobytes()
+
+        Path(self.path).write_bytes(data)
+        self.leaves = leaves
+        pieces = [(at, data[at : at + PIECE]) for at in range(0, len(data), PIECE)]
+        recorded = [Checksum(at, len(piece), crc32c(piece)) for at, piece in pieces]
+        self.recorded = {self.path: Checksums.of(recorded if self.has_checksums else ())}
+
+    def parts(self, numbers: Sequence[int], leaves: Sequence[int]) -> Sequence[Sequence[Written]]:
+        return [()] * len(numbers)
+
+    def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
+        spec = stored.spec
+        assert spec.shape is not None
+        assert isinstance(stored.detail, int)
+        chunk = StoredChunk(self.path, stored.detail, (0,) * len(spec.shape), spec.shape, spec.itemsize)
+        return with_checksums(chunk_reads(index, chunk, region, piece_bytes), self.recorded, piece_bytes)
+
+
+def read_all(checkpoint: Any, piece_bytes: int) -> Leaves:
+    """Read each leaf as a conversion does, piece by piece."""
+    handler, files = StoredValueHandler(), SourceFiles(LocalStore())
+    found: Leaves = {}
+    for index, stored in enumerate(checkpoint.leaves):
+        spec = stored.spec
+        data = bytearray(spec.nbytes)
+        value = StoredValue(files, checkpoint, stored)
+        for piece in handler.pieces(Leaf(index, stored.info, value, spec, handler), piece_bytes):
+            taken = piece.take()
+            assert len(taken) == piece.nbytes
+            data[piece.start : piece.start + piece.nbytes] = taken
+
+        found[stored.info.name] = np.frombuffer(data, np.uint8).view(np.dtype(spec.dtype)).reshape(spec.shape)
+
+    files.close()
+    return found
+
+
+@given(trees_with_rules(), st.booleans(), st.sampled_from([1, 16, 100, 2**20]))
+def test_rules_make_what_numpy_makes(
+    tmp_path_factory: Any, drawn: tuple[Leaves, list[Rule]], has_checksums: bool, piece_bytes: int
+) -> None:
+    leaves, rules = drawn
+    source = PlainFile(str(tmp_path_factory.mktemp("plain") / "file"), leaves, has_checksums)
+    wanted = apply_plainly(rules, leaves)
+    derived = derive(Rules(rules, rest="keep"), source)
+    found = read_all(derived, piece_bytes)
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert same_bits(found[name], array), name
