@@ -109,8 +109,9 @@ crash: $(VENV)/.installed ## Kill savers, managers and followers at 60 random mo
 crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
 	$(BIN)/python -m tests.proofs.crash_loop --kills 1000 $(CRASH)
 
-tiers-proof: $(VENV)/.installed ## Kill trainings and keepers at 60 random moments, and look at what they resume from (make tiers-proof KILLS=1000 SEED=1)
+tiers-proof: $(VENV)/.installed ## Kill trainings, jobs and keepers at random moments, and look at what they resume from (make tiers-proof KILLS=1000 SEED=1)
 	$(BIN)/python -m tests.proofs.tiers $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.proofs.joint_tiers $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
 
 faults: $(VENV)/.installed ## Lose the power after each effect of each kind of save, link, overwrite and deletion, on each layout
 	$(BIN)/python -m tests.proofs.faults $(FAULTS)

@@ -19,4 +19,15 @@ def test_what_killed_trainings_and_keepers_leave_is_found_again() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
-    assert "kills: training; 0 saves failed" in done.stdout
+    assert "kills: training; no save failed" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(240)
+def test_what_killed_jobs_and_keepers_leave_is_found_again() -> None:
+    command = [sys.executable, "-m", "tests.proofs.joint_tiers", "--kills=4", "--seed=1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "kills: all" in done.stdout

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -85,12 +85,16 @@ def _say_durable(say: Callable[[str, int], None], step: int, done: SaveFuture) -
 
 
 class Training:
-    """A training in another process, and what it has said."""
+    """A training in another process, and what it has said.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        train: What it does, and says to the descriptor that it gets.
+    """
+
+    def __init__(self, train: Callable[[int], Awaitable[None]]) -> None:
         self._read, out = os.pipe()
         self._text = b""
-        self.process = fork(lambda out: anyio.run(train, folder, out), out)
+        self.process = fork(lambda out: anyio.run(train, out), out)
         os.close(out)
         self.last: dict[str, int] = {}  #: the latest step of each kind
         self.n_failed = 0
@@ -127,17 +131,16 @@ class Training:
 
 
 class KeeperProcess:
-    """The keeper of all trainings; started again when it was killed."""
+    """The keeper of all trainings on a host; started again when it was killed."""
 
-    def __init__(self, folder: Path) -> None:
-        self._socket = str(folder / "keeper")
-        os.environ["PENSTOCK_STORE__KEEPER__SOCKET"] = self._socket
+    def __init__(self, folder: Path, name: str = "keeper") -> None:
+        self.socket = str(folder / name)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, unless it runs."""
         if self._process is None:
-            given = arguments(self._socket, 2**28, float("inf"), detached=False)
+            given = arguments(self.socket, 2**28, float("inf"), detached=False)
             self._process = subprocess.Popen([sys.executable, "-m", "penstock.keeper", *given])
 
     def kill(self) -> None:
@@ -166,7 +169,7 @@ def one_round(folder: Path, keeper: KeeperProcess, rng: random.Random, promised:
         promised: Of the trainings before; changed to what holds for the next one.
     """
     keeper.start()
-    training, victim = Training(folder), rng.choice(VICTIMS)
+    training, victim = Training(partial(train, folder)), rng.choice(VICTIMS)
     try:
         training.hear(1)
         resumed = training.last["resumed"]
@@ -199,6 +202,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
     with tempfile.TemporaryDirectory(prefix="pk-", dir="/tmp") as made:
         keeper = KeeperProcess(Path(made))
+        os.environ["PENSTOCK_STORE__KEEPER__SOCKET"] = keeper.socket
         try:
             for _ in range(options.kills):
                 counts[one_round(Path(made), keeper, rng, promised)] += 1
