@@ -435,6 +435,7 @@ def _rich_bar(total: int | None, unit: str) -> Generator[Bar]:
         Progress,
         TextColumn,
         TimeElapsedColumn,
+        TimeRemainingColumn,
     )
 
     counted = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
@@ -443,6 +444,8 @@ def _rich_bar(total: int | None, unit: str) -> Generator[Bar]:
         counted,
         TextColumn("{task.fields[text]}", markup=False),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=sys.stdout.isatty(),  # what is said meanwhile stands above the bar
