@@ -43,7 +43,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings tiers-proof simulate file-systems flips tuning memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings tiers-proof recipes-proof simulate file-systems flips tuning memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -200,9 +200,18 @@ programs: $(VENV)/.installed ## Drive public programs that were written for Orba
 	$(BIN)/python -m tests.programs $(if $(SOURCES),--sources $(SOURCES)) \
 	  $(if $(ONLY),--only $(ONLY),--page docs/reference/programs.md)
 
+recipes-proof: $(VENV)-recipes/.installed ## Try every recipe on a tiny model: the outputs of torch and of jax are equal, and the way back gives the same bytes (make recipes-proof ONLY=llama)
+	HF_HUB_OFFLINE=1 JAX_PLATFORMS=cpu $(VENV)-recipes/bin/python -m tests.proofs.recipes $(if $(ONLY),--only $(ONLY))
+
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find kernel stages handlers src tests docs -name __pycache__ -type d -exec rm -rf {} +
+
+# transformers asks for other versions of what the suite needs.
+$(VENV)-recipes/.installed: pyproject.toml
+	$(call environment,$(PYTHON),$(VENV)-recipes)
+	@$(VENV)-recipes/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[recipes-proof]'
+	@touch $@
 
 $(VENV)/.site: $(RUNS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'

@@ -34,7 +34,7 @@ __all__ = (
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Final, Literal, TypeAlias, cast, final
@@ -687,6 +687,7 @@ class Rules(Sequence[Rule]):
         rules: Each applies to the names that those before it gave.
         rest: `"error"` if a leaf that no rule takes is an error, `"keep"` if it keeps its name. With a
             target, the target says which leaves are wanted, and this says nothing.
+        are_inverse: Whether they undo those that were written, and so are in the reverse order.
 
     Raises:
         SpecError: If one is no rule.
@@ -694,6 +695,7 @@ class Rules(Sequence[Rule]):
 
     rules: Sequence[Rule] = ()
     rest: Literal["error", "keep"] = field(default="error", kw_only=True)
+    are_inverse: bool = field(default=False, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
@@ -725,7 +727,32 @@ class Rules(Sequence[Rule]):
         Raises:
             SpecError: If a rule has no inverse; the message names it, and says why.
         """
-        return replace(self, rules=tuple([rule.inverse() for rule in reversed(self.rules)]))
+        rules = tuple([rule.inverse() for rule in reversed(self.rules)])
+        return replace(self, rules=rules, are_inverse=not self.are_inverse)
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Return names of results in the order in which the rules stand in their file.
+
+        What is numbered goes together, as the layers of a model do: all of layer 0, then all of layer 1.
+        Names that no rule makes come last, in the order of the names.
+        """
+        rules = reversed(self.rules) if self.are_inverse else self.rules
+        results = [result for rule in rules for result in rule.results]
+        ranks = {name: _rank(name, results) for name in names}
+        first: dict[tuple[str, ...], int] = {}  # of all names that begin so, whatever their numbers
+        for name, rank in ranks.items():
+            keys = _without_numbers(name)
+            for end in range(1, len(keys) + 1):
+                first[keys[:end]] = min(rank, first.get(keys[:end], rank))
+
+        def place(name: str) -> list[tuple[int, int, str]]:
+            plain = _without_numbers(name)
+            return [
+                (first[plain[: at + 1]], int(key) if _is_number(key) else 0, key)
+                for at, key in enumerate(name.split("."))
+            ]
+
+        return sorted(ranks, key=place)
 
     @cached_property
     def text(self) -> str:
@@ -741,11 +768,23 @@ class Rules(Sequence[Rule]):
         return len(self.rules)
 
     def __getitem__(self, at: Any) -> Any:
-        found: Any = self.rules[at]
-        return found
+        return cast("Any", self.rules)[at]
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)
+
+
+def _rank(name: str, results: Sequence[Pattern]) -> int:
+    found = (number for number, result in enumerate(results) if result.match(name) is not None)
+    return next(found, len(results))
+
+
+def _is_number(key: str) -> bool:
+    return key.isascii() and key.isdecimal()
+
+
+def _without_numbers(name: str) -> tuple[str, ...]:
+    return tuple(["" if _is_number(key) else key for key in name.split(".")])
 
 
 def parse_rules(document: Mapping[str, Any], path: str = "rules") -> Rules:

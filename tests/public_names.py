@@ -24,7 +24,7 @@ NAMES = {
     """,
     "penstock.rules": """
         Cast Concat Constant Dequantize Drop Pad PlannedLeaf Rename Repeat Reshape Rule Rules Select Split
-        Stack Transpose Unstack load_rules preview
+        RECIPES Stack Transpose Unstack load_recipe load_rules preview
     """,
     "penstock.steps": """
         Always AnyNames CheckpointManager EverySeconds EverySteps FirstSave KeepAll KeepAllOf KeepAnyOf

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "RECIPES",
     "Cast",
     "Concat",
     "Constant",
@@ -23,13 +24,14 @@ __all__ = (
     "Stack",
     "Transpose",
     "Unstack",
+    "load_recipe",
     "load_rules",
     "preview",
 )
 
 import os
 import tomllib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.rules import (
@@ -51,6 +53,7 @@ from penstock.kernel.rules import (
     Unstack,
     parse_rules,
 )
+from penstock.kernel.words import hint_at
 
 if TYPE_CHECKING:
     from penstock.tools.preview import PlannedLeaf, preview
@@ -58,6 +61,24 @@ else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
     __getattr__, __dir__ = _lazy_names(__name__, {"penstock.tools.preview": ("PlannedLeaf", "preview")})
+
+RECIPES: Final = frozenset({"bert", "gemma", "gpt2", "llama", "mistral", "vit", "whisper"})
+"""The names of the recipes: files of rules from models of Hugging Face's transformers to the same in jax."""
+
+
+def load_recipe(name: str) -> Rules:
+    """Read the rules of a recipe, a file that comes with penstock. Blocking.
+
+    Args:
+        name: One of `RECIPES`, such as `"llama"`.
+
+    Raises:
+        SpecError: If there is none of that name.
+    """
+    if name not in RECIPES:
+        raise SpecError(f"there is no recipe {name!r}; {hint_at(name, sorted(RECIPES))}")
+
+    return load_rules(os.path.join(os.path.dirname(__file__), "recipes", f"{name}.toml"))
 
 
 def load_rules(path: str | os.PathLike[str]) -> Rules:

@@ -21,7 +21,7 @@ from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.options import parse_bytes
 from penstock.kernel.words import counted
-from penstock.rules import Rules, load_rules, preview
+from penstock.rules import RECIPES, Rules, load_recipe, load_rules, preview
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +68,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rules", metavar="FILE",
         help="a file of rules: what becomes of each leaf, as docs/howto/change-checkpoints.md tells",
+    )  # fmt: skip
+    parser.add_argument(
+        "--recipe", metavar="NAME", choices=sorted(RECIPES),
+        help=f"rules that come with penstock, from transformers' models to jax: {', '.join(sorted(RECIPES))}",
     )  # fmt: skip
     parser.add_argument(
         "--inverse", action="store_true", help="undo the rules: from what they made to what it was"
@@ -143,13 +147,19 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _rules(options: argparse.Namespace) -> Rules | None:
-    if options.rules is None:
+    if options.rules is not None and options.recipe is not None:
+        raise CommandError("--recipe and --rules are both rules: give one of them")
+
+    if options.recipe is not None:
+        rules = load_recipe(options.recipe)
+    elif options.rules is not None:
+        rules = load_rules(options.rules)
+    else:
         given = "--inverse" if options.inverse else "--dry-run" if options.dry_run else ""
         if given:
             raise CommandError(f"{given} is about rules: give a file of them, as --rules FILE")
         return None
 
-    rules = load_rules(options.rules)
     return rules.inverse() if options.inverse else rules
 
 

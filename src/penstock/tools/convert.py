@@ -344,7 +344,7 @@ class _Conversion:
             if layout is not None:
                 layout = replace(layout, beside=[document.path for document in beside])
             if isinstance(layout, PretrainedLayout):
-                layout = replace(layout, order=_order_of(items.tree))
+                layout = replace(layout, order=_order_of(items.tree, asked.rules))
 
             key = await threads.run(self._key, start)
             return await self.rewriting.save(
@@ -375,11 +375,15 @@ def _size_of(given: int | str | None) -> int | None:
         raise SpecError(f"max_shard_bytes: {error}") from error
 
 
-def _order_of(tree: object) -> list[str]:
-    """Return the names of leaves in the order in which their source deals them to files, if it has several.
+def _order_of(tree: object, rules: Rules | None) -> list[str]:
+    """Return the names of leaves in the order in which they are dealt to files.
 
-    Within a file, and of any other source, in the order of their names.
+    It is that of the rules that make them, or that of the files of the source. Within a file, and of any
+    other source, it is that of their names.
     """
+    if rules is not None:
+        return rules.in_order([name for name, _ in _named_leaves(tree, ())])
+
     files: dict[str, str] = {}
     for name, value in _named_leaves(tree, ()):
         detail = value.stored.detail if isinstance(value, StoredValue) else None
