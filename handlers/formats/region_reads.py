@@ -48,6 +48,7 @@ from penstock.kernel.protocols.reads import (
     DirectRead,
     Read,
     RunningChecksums,
+    Runs,
     ScatterRead,
 )
 from penstock.kernel.rectangles import rectangles
@@ -177,6 +178,16 @@ class Scatter:
         source = np.ndarray(self.shape, dtype, data, strides=self.strides)
         place = np.frombuffer(self.region.view(), dtype).reshape(shape_of(self.region.bounds))
         place[tuple([slice(lo, lo + n) for lo, n in zip(self.corner, self.shape, strict=True)])] = source
+
+    def runs(self) -> Runs:
+        """Return the ranges that it keeps; see `InRuns`."""
+        axis, nbytes = len(self.shape), self.itemsize
+        while axis and self.strides[axis - 1] == nbytes:
+            axis -= 1
+            nbytes *= self.shape[axis]
+
+        alone = replace(self, strides=_strides(self.shape, self.itemsize))
+        return Runs(self.shape[:axis], self.strides[:axis], nbytes, alone)
 
 
 def _outer_axes(extent: Sequence[int], chunk: Sequence[int], region: Sequence[int]) -> int:

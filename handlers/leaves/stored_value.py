@@ -49,8 +49,10 @@ from penstock.kernel.protocols.reads import (
     CheckedRead,
     DirectRead,
     DriverRead,
+    InRuns,
     OpaqueChunk,
     Read,
+    Runs,
     ScatterRead,
     Segment,
     SharedRead,
@@ -58,7 +60,7 @@ from penstock.kernel.protocols.reads import (
     TileRead,
     share_checks,
 )
-from penstock.kernel.protocols.stores import ReadableFile, Store
+from penstock.kernel.protocols.stores import ReadableFile, ReadsRuns, Store
 from penstock.kernel.protocols.written import PiecePlan
 
 # Planning costs by the chunk: an array of very many tiny chunks is stored anew as one.
@@ -101,6 +103,20 @@ class SourceFiles:
                 self._open.pop(next(iter(self._open))).close()
 
             file.read_at(offset, [buffer])
+
+    def read_runs(self, path: str, offset: int, runs: Runs, buffer: memoryview) -> bool:
+        """Read ranges of a file into the buffer, if that is faster than to read all that they span.
+
+        Returns:
+            Whether they were read.
+        """
+        with self._lock:
+            file = self._open.get(path)
+            if not isinstance(file, ReadsRuns):  # at its first read it is opened for the span
+                return False
+
+            file.read_runs((offset + at for at in runs.offsets()), runs.nbytes, buffer)
+            return True
 
     def close(self) -> None:
         """Close all open files. Idempotent."""
@@ -201,15 +217,18 @@ class StoredValueHandler:
             return
 
         planned = _planned(value, spec, piece_bytes)
+        compared: set[_Range] = set()
         while window := list(itertools.islice(planned, _WINDOW)):
             regions = [each.bounds for each in window if isinstance(each, _Region)]
             reads = [list(_reads(value, bounds, piece_bytes)) for bounds in regions]
             scratch = iter([max([read.scratch_nbytes for read in found], default=0) for found in reads])
             segments = iter(_segments(reads))
+            first = iter([_first_time(found, compared) for found in reads])
             del reads  # they hold the memory that they fill
             for each in window:
                 if isinstance(each, _Region):
-                    take = partial(_take_region, value, each.bounds, piece_bytes, next(segments))
+                    comparison = _Comparison(next(segments), next(first))
+                    take = partial(_take_region, value, each.bounds, piece_bytes, comparison)
                     cost = _cost(value, each) + next(scratch)
                     yield PiecePlan(each.chunk, each.start, each.nbytes, cost, take)
                 else:
@@ -257,6 +276,35 @@ def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_
             yield PiecePlan(chunk, start, nbytes, cost, partial(_take_direct, value, read))
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What a region compares of ranges that other regions of its leaf need, too."""
+
+    segments: _Segments  #: its own part of each range that is kept in part
+    first: frozenset[_Range]  #: of what its tiles are made of: the ranges that no region before it compares
+
+
+_NOTHING: Final = _Comparison({}, frozenset())
+
+
+def _first_time(reads: Sequence[Read], compared: set[_Range]) -> frozenset[_Range]:
+    """Return the ranges of tiles that were not compared before, and note them.
+
+    A tile of a transposed leaf needs a little of each range, and so does every other. All of it is read and
+    compared with the first; the others read what they need. The copy is published when all were read.
+    """
+    checked = [part for read in reads if isinstance(read, TileRead) for part in read.reads]
+    ranges = {_range_of(part) for part in checked if isinstance(part, CheckedRead)}
+    found = frozenset(ranges - compared)
+    compared |= found
+    return found
+
+
+def _range_of(read: CheckedRead) -> _Range:
+    return read.file, read.offset, read.nbytes
+
+
 def _segments(reads: Sequence[Sequence[Read]]) -> list[_Segments]:
     """Return the segment that each region reads of a range that several regions share.
 
@@ -272,7 +320,7 @@ def _segments(reads: Sequence[Sequence[Read]]) -> list[_Segments]:
         mine: dict[_Range, tuple[int, int, Segment]] = {}
         for whole, read in zip(before, after, strict=True):
             if isinstance(read, CheckedRead) and read.segment is not None:
-                mine[whole.file, whole.offset, whole.nbytes] = (read.offset, read.nbytes, read.segment)
+                mine[_range_of(whole)] = (read.offset, read.nbytes, read.segment)
 
         found.append(mine)
 
@@ -321,8 +369,12 @@ def _slabs(
         return
 
     if isinstance(value.checkpoint, CutLeaves) and value.checkpoint.is_cut_freely(value.stored):
-        corner = [lo for lo, _ in bounds]
-        for box in boxes(tuple([hi - lo for lo, hi in bounds]), max(1, piece_bytes // dtype.itemsize)):
+        corner, shape = [lo for lo, _ in bounds], tuple([hi - lo for lo, hi in bounds])
+        most = max(1, piece_bytes // dtype.itemsize)
+        if _is_gathered(value, bounds, most, piece_bytes):
+            most *= _WIDER
+
+        for box in boxes(shape, most):
             place = zip(corner, box.starts, box.sizes, strict=True)
             part = tuple([(lo + at, lo + at + size) for lo, at, size in place])
             yield _Region(chunk, box.first * spec.itemsize, box.n_elements * spec.itemsize, part)
@@ -340,24 +392,53 @@ def _slabs(
         yield _Region(chunk, (at - first) * saved_bytes, (rows[1] - at) * saved_bytes, (rows, *rest))
 
 
+_WIDER: Final = 4
+"""A piece that is gathered is so many times as large: the wider it is, the longer are the runs that it needs
+of each row, and the fewer times are they come for."""
+
+
+def _is_gathered(value: StoredValue, bounds: _Bounds, most: int, piece_bytes: int) -> bool:
+    """Say whether pieces of a leaf are made of runs far from each other."""
+    shape = tuple([hi - lo for lo, hi in bounds])
+    box = next(boxes(shape, most))
+    part = zip([lo for lo, _ in bounds], box.starts, box.sizes, strict=True)
+    reads = list(_reads(value, tuple([(lo + at, lo + at + size) for lo, at, size in part]), piece_bytes))
+    needed = box.n_elements * value.stored_dtype.itemsize
+    return (
+        any(isinstance(read, TileRead) for read in reads)
+        and sum([read.nbytes for read in reads]) > 2 * needed
+    )
+
+
 def _take_direct(value: StoredValue, read: DirectRead) -> memoryview:
     buffer = np.empty(read.nbytes, np.uint8).data
     _fill(value, read, buffer)
     return _cast(buffer, value)
 
 
-def _take_region(value: StoredValue, bounds: _Bounds, piece_bytes: int, segments: _Segments) -> memoryview:
+def _take_region(
+    value: StoredValue, bounds: _Bounds, piece_bytes: int, comparison: _Comparison = _NOTHING
+) -> memoryview:
     region = HostRegion(bounds, stored_dtype(value.stored))
-    _take(value, value.checkpoint.reads(0, value.stored, region, piece_bytes), segments)
+    _take(value, value.checkpoint.reads(0, value.stored, region, piece_bytes), comparison)
     return _cast(region.view(), value)
 
 
-def _take(value: StoredValue, reads: Iterable[Read], segments: _Segments) -> None:
+def _take(value: StoredValue, reads: Iterable[Read], comparison: _Comparison) -> None:
+    left = set(comparison.first)
     for read in reads:
         assert not isinstance(read, SharedRead), "a leaf that is read alone shares no read"
         match read:
             case TileRead():
-                _take(value, read.reads, {})
+                for one in read.reads:
+                    if isinstance(one, CheckedRead) and _range_of(one) not in left:
+                        _take(value, one.parts, _NOTHING)
+                        continue
+                    if isinstance(one, CheckedRead):
+                        left.remove(_range_of(one))
+
+                    _take(value, (one,), _NOTHING)
+
                 read.make()
             case DirectRead():
                 _fill(value, read, read.into())
@@ -365,13 +446,38 @@ def _take(value: StoredValue, reads: Iterable[Read], segments: _Segments) -> Non
                 problem = f"holds chunks that a stage made opaque: {opaque.codec!r}"
                 raise UnsupportedFormatError(read.file, problem, key_path=opaque.key_path)
             case ScatterRead():
+                if read.crc32c is None and _take_runs(value, read):
+                    continue
+
                 buffer = np.empty(read.nbytes, np.uint8).data
                 _fill(value, read, buffer)
                 read.scatter(buffer)
             case CheckedRead():
-                _fill_checked(value, _of_segment(read, segments))
+                _fill_checked(value, _of_segment(read, comparison.segments))
             case DriverRead():
                 anyio.from_thread.run(_perform, read)
+
+
+_FAR: Final = 8192
+"""Bytes between the beginnings of two runs. To read what is between them costs more than a call for each."""
+
+
+def _take_runs(value: StoredValue, read: ScatterRead) -> bool:
+    """Read only what is kept of a range, if that is little; say whether it was."""
+    if read.nbytes < 2 * _FAR or not isinstance(read.scatter, InRuns):
+        return False
+
+    runs = read.scatter.runs()
+    kept = runs.count * runs.nbytes
+    if 2 * kept > read.nbytes or runs.count * _FAR > read.nbytes:
+        return False
+
+    buffer = np.empty(kept, np.uint8).data
+    if not value.files.read_runs(read.file, read.offset, runs, buffer):
+        return False
+
+    runs.scatter(buffer)
+    return True
 
 
 def read_array(value: StoredValue) -> npt.NDArray[Any]:
@@ -387,7 +493,7 @@ def read_array(value: StoredValue) -> npt.NDArray[Any]:
     spec = value.stored.spec
     shape = spec.shape or ()
     bounds = tuple([(0, size) for size in shape])
-    data = _take_region(value, bounds, max(spec.nbytes, 1), {})
+    data = _take_region(value, bounds, max(spec.nbytes, 1))
     return np.frombuffer(data, value.stored_dtype).reshape(shape)
 
 

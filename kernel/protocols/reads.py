@@ -13,10 +13,12 @@ __all__ = (
     "Destination",
     "DirectRead",
     "DriverRead",
+    "InRuns",
     "JoinsMemory",
     "OpaqueChunk",
     "Read",
     "RunningChecksums",
+    "Runs",
     "ScatterRead",
     "Segment",
     "SharedBuffer",
@@ -31,6 +33,7 @@ __all__ = (
 )
 
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -152,6 +155,36 @@ class OpaqueChunk:
     key_path: str
     chunk: tuple[int, ...]
     start: int = 0  #: offset in the chunk, bytes: it is always all of it
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Where in its range the bytes are that a scattered read keeps."""
+
+    shape: tuple[int, ...]  #: how many there are along each axis
+    strides: tuple[int, ...]  #: bytes from one to the next along each axis
+    nbytes: int  #: of each
+    scatter: Callable[[memoryview], None]  #: takes them alone, one after another in C order
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return math.prod(self.shape)
+
+    def offsets(self) -> Iterator[int]:
+        """Yield where each begins, from the beginning of the range."""
+        for index in itertools.product(*map(range, self.shape)):
+            yield sum(map(int.__mul__, index, self.strides))
+
+
+@runtime_checkable
+class InRuns(Capability, Protocol):
+    """A `ScatterRead.scatter` that knows which bytes of the range it keeps."""
+
+    def runs(self) -> Runs:
+        """Return them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,13 +512,22 @@ def narrowed(reads: Sequence[Read]) -> tuple[Read, ...]:
     What remains in one piece is one read, so there may be more of them than before. Do this after reads were
     joined and shared, since those need whole ranges.
     """
-    if not any(isinstance(read, CheckedRead) and read.running is not None for read in reads):
+    if not any(isinstance(read, TileRead) or _has_blocks(read) for read in reads):
         return tuple(reads)
 
     return tuple([part for read in reads for part in _without_gaps(read)])
 
 
+def _has_blocks(read: Read) -> bool:
+    return isinstance(read, CheckedRead) and read.running is not None
+
+
 def _without_gaps(read: Read) -> Iterator[Read]:
+    if isinstance(read, TileRead):
+        inner: Any = tuple([part for one in read.reads for part in _without_gaps(one)])
+        yield replace(read, reads=inner)
+        return
+
     if not isinstance(read, CheckedRead) or read.segment is not None or read.running is None:
         yield read
         return

@@ -21,6 +21,7 @@ __all__ = (
     "ObjectStore",
     "Placement",
     "ReadableFile",
+    "ReadsRuns",
     "RequestFigures",
     "SharedFiles",
     "Snapshot",
@@ -198,6 +199,25 @@ class SummedReads(Capability, Protocol):
 
         Raises:
             TruncatedDataError: If the file ends before the buffer is full.
+            StorageError: If the medium refuses.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsRuns(Capability, Protocol):
+    """A `ReadableFile` that reads many short ranges nearly as fast as a long one."""
+
+    def read_runs(self, offsets: Iterable[int], nbytes: int, buffer: memoryview) -> None:
+        """Read ranges of one length into a buffer, one after another. Blocking.
+
+        Args:
+            offsets: Where each begins, in bytes from the beginning of the file.
+            nbytes: Of each.
+            buffer: Has room for all of them, as bytes.
+
+        Raises:
+            TruncatedDataError: If the file ends before one of them does.
             StorageError: If the medium refuses.
         """
         ...

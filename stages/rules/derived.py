@@ -30,7 +30,6 @@ from penstock.kernel.protocols.reads import (
     SharedRead,
     TileRead,
     WholeChunks,
-    narrowed,
 )
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Written
@@ -58,7 +57,7 @@ from penstock.stages.planning.casting import kind_of, why_not_cast
 from penstock.stages.planning.key_patterns import near_leaves
 from penstock.stages.planning.renaming import leaves_within_leaves, renamed_info
 from penstock.stages.rules import arrays
-from penstock.stages.rules.arrays import Array, Bounds, Loaded, NdArray, Piece
+from penstock.stages.rules.arrays import Array, Bounds, Computed, Loaded, NdArray, Piece, View
 
 R = TypeVar("R", bound=Rule)
 
@@ -228,8 +227,9 @@ class _Planner:
             yield from self._straight(base, start)
             return
 
-        axis = max(range(len(piece.view.shape)), key=lambda axis: _step(piece, axis), default=None)
-        if axis is None or base.cost <= self.piece_bytes or _step(piece, axis) == 0:
+        view = _stored_view(piece)
+        axis = max(range(len(view.shape)), key=partial(_step, view), default=None)
+        if axis is None or base.cost <= self.piece_bytes or _step(view, axis) == 0:
             yield self._tile(piece)
             return
 
@@ -278,15 +278,27 @@ class _Planner:
         reads: list[Read] = []
         for box in arrays.loaded_boxes(piece.base):
             leaf, memory = self.source.leaves[box.leaf], boxes[id(box)]
-            reads += narrowed(list(self.source.reads(self.index, leaf, memory, self.piece_bytes)))
+            reads += self.source.reads(self.index, leaf, memory, self.piece_bytes)
 
         make = partial(_make, self.source.path, self.name, piece, boxes, self.region, self.array.dtype)
         return TileRead(self.index, tuple([_alone(read) for read in reads]), make, piece.base.cost)
 
 
-def _step(piece: Piece, axis: int) -> int:
+def _stored_view(piece: Piece) -> View:
+    """Return the view of what is stored, if a piece is computed of it element by element."""
+    while isinstance(piece.base, Computed) and piece.base.inputs and piece.view.is_plain:
+        inner = piece.base.inputs[0]
+        if inner.view.shape != piece.view.shape:
+            break
+
+        piece = inner
+
+    return piece.view
+
+
+def _step(view: View, axis: int) -> int:
     """Return how far apart the elements of an axis are; 0 if it cannot be cut."""
-    return abs(piece.view.strides[axis]) if piece.view.shape[axis] > 1 else 0
+    return view.strides[axis] if view.shape[axis] > 1 else 0
 
 
 _Alone: TypeAlias = Any
