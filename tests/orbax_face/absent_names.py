@@ -56,7 +56,7 @@ ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "transform_utils": (("RestoreArgs",), "It is in `type_handlers`."),
     "(the package)": (
         ("experimental",),
-        "`install()` has it: `experimental.v1` is `penstock.orbax.v1`, and emergency managers refuse to be.",
+        "`install()` has it: `experimental.v1` is `penstock.orbax.v1`, and emergency managers are tiers.",
     ),
 }
 """Module -> its names, and why."""

@@ -154,8 +154,7 @@ def test_private_modules_that_programs_import_lead_to_public_names(tmp_path: Pat
         "cannot import name 'ArrayMetadataSerializer'",
         "penstock.orbax stands in the place of Orbax, and has no orbax.checkpoint._src.path.step.nothing",
         "orbax.patch_ignored orbax.checkpoint._src.path.step.is_path_finalized",
-        "NotImplementedError CheckpointManager",
-        "NotImplementedError ReplicatorCheckpointManager",
+        "penstock.orbax.emergency penstock.orbax.emergency",
         "NotImplementedError initialize_multi_tier_checkpointing",
         "False",
     ]
@@ -193,15 +192,11 @@ ocp._src.path.step.is_path_finalized = lambda path: True  # gemma does
 import orbax.checkpoint.experimental.emergency.checkpoint_manager as one
 import orbax.checkpoint.experimental.emergency.replicator_checkpoint_manager as other
 from orbax.checkpoint.experimental.emergency.multi_tier_checkpointing import initialization
-for make in (
-    lambda: one.CheckpointManager("/tmp/x", "/tmp/y", global_mesh=None, abstract_state=None),
-    lambda: other.ReplicatorCheckpointManager("/tmp/x"),
-    initialization.initialize_multi_tier_checkpointing,
-):
-    try:
-        make()
-    except NotImplementedError as error:
-        print("NotImplementedError", error.name)
+print(one.CheckpointManager.__module__, other.ReplicatorCheckpointManager.__module__)
+try:
+    initialization.initialize_multi_tier_checkpointing()
+except NotImplementedError as error:
+    print("NotImplementedError", error.name)
 installation.remove()
 print(hasattr(penstock.orbax, "_src") or hasattr(penstock.orbax, "experimental"))
 """

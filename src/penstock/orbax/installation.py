@@ -329,23 +329,16 @@ _HANDLERS: Final = {
 """A checkpoint names its handlers in them, and programs look those names up (Simply)."""
 
 NOT_THERE_YET: Final[Mapping[str, Sequence[str]]] = {
-    "experimental.emergency.checkpoint_manager": (
-        *("CheckpointManager", "CheckpointManagerOptions", "LocalCheckpointOptions"),
-        "PersistentCheckpointOptions",
-    ),
     "experimental.emergency.multi_tier_checkpointing.initialization": (
         "initialize_multi_tier_checkpointing",
     ),
-    "experimental.emergency.replicator_checkpoint_manager": (
-        *("ReplicatorCheckpointManager", "ReplicatorCheckpointManagerOptions"),
-    ),
 }
-"""Names of emergency checkpoints, by module: programs import them (MaxText, DeepRTE), and few call one."""
+"""Names of the service that copies between machines, by module: programs import them (MaxText)."""
 
 
 @final
 class NotThereYetError(PenstockError, NotImplementedError):
-    """A program asks for checkpoints in several tiers, which penstock does not have yet.
+    """A program asks for Orbax's service that copies checkpoints between machines, which penstock has not.
 
     Attributes:
         name: What it asked for.
@@ -353,8 +346,8 @@ class NotThereYetError(PenstockError, NotImplementedError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name}: penstock has no emergency checkpoints yet, on local disks and in several tiers; "
-            "save with penstock.orbax.CheckpointManager"
+            f"{name}: penstock has no service that copies between machines; tiers of "
+            "penstock.CheckpointManager, and emergency.checkpoint_manager.CheckpointManager, need none"
         )
         self.name = name
 
@@ -387,6 +380,8 @@ PRIVATE_MODULES: Final[Mapping[str, Sequence[str]]] = {
     "_src.serialization.type_handlers": ("type_handlers",),  # AXLearn
     "_src.serialization.types": ("type_handlers",),
     "_src.tree.utils": ("tree", "utils"),
+    "experimental.emergency.checkpoint_manager": ("emergency",),  # MaxText, DeepRTE
+    "experimental.emergency.replicator_checkpoint_manager": ("emergency",),
     **dict.fromkeys(NOT_THERE_YET, ()),
     "experimental.model_surgery.transformations.nesting": ("transform_utils",),  # Qwix
     "experimental.model_surgery.transformations.renaming": ("transform_utils",),  # Qwix

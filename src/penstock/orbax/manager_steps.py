@@ -201,7 +201,7 @@ class CheckpointManagerOptions:
         self.save_on_steps = frozenset(steps)
 
 
-def _save_policy(options: CheckpointManagerOptions) -> SaveDecisionPolicy:
+def save_policy_of(options: CheckpointManagerOptions) -> SaveDecisionPolicy:
     """Return the policy that the options describe. A function takes the place of the other options."""
     if options.save_decision_policy is not None:
         return as_decision_policy(options.save_decision_policy)
@@ -321,7 +321,7 @@ class ManagerSteps:
         if bucket_url(self._path) is not None and options.file_options.path_permission_mode is not None:
             raise ConfigError("file_options", "a bucket has no directories, and so no permissions of them")
 
-        self._deciding, self.preserving = _save_policy(options), _preservation_policy(options)
+        self._deciding, self.preserving = save_policy_of(options), _preservation_policy(options)
         self._options = options
         self._store = store_at(self._path)
         self._reader = on_disk.StepReader(self._store)

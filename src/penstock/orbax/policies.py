@@ -34,6 +34,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Final, Protocol, TypeVar, cast, final, runtime_checkable
 
 from penstock.embedding import follows_from_step, missing_metrics, steps_to_delete
@@ -470,6 +471,18 @@ def to_delete(
         for info in _with_mappings(steps)
     ]
     return steps_to_delete(policy, known, time.time())
+
+
+def kept_by(policy: PreservationPolicy | KeepPolicy) -> KeepPolicy:
+    """Return a policy of Orbax's as one of penstock's, which keeps the last step in any case."""
+    if isinstance(policy, KeepPolicy):
+        return policy
+
+    def described(info: StepInfo) -> PolicyCheckpointInfo:
+        when = datetime.datetime.fromtimestamp(info.time_s, tz=datetime.UTC)
+        return cast("PolicyCheckpointInfo", SimpleNamespace(step=info.step, time=when, metrics=info.metrics))
+
+    return _KeptByOrbax(policy, described)
 
 
 @final

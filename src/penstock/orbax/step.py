@@ -379,6 +379,18 @@ def standard_name_format(
     return _Format(names, single_host_load_and_broadcast)
 
 
+def names_of(names: NameFormat[Any] | None) -> own.NameFormat | None:
+    """Return the names of a format that `standard_name_format` made; None for the usual ones.
+
+    Raises:
+        ValueError: If it is another one.
+    """
+    if names is None or isinstance(names, _Format):
+        return None if names is None else names.names
+
+    raise SpecError(f"{names} is no format of standard_name_format, and no other can be used here")
+
+
 def composite_name_format(
     write_name_format: NameFormat[Any], read_name_formats: Sequence[NameFormat[Any]]
 ) -> NameFormat[Any]:

@@ -13,14 +13,6 @@ stand_in("maxtext.checkpoint_conversion.utils.load_dynamic", "maxtext.common.gra
 stand_in("maxtext.input_pipeline.multihost_dataloading", "maxtext.utils.elastic_utils")
 stand_in("maxtext.input_pipeline.synthetic_data_processing", "maxtext.trainers.diloco")
 stand_in("maxtext.trainers.diloco.utils", "maxtext.trainers.diloco.utils.spmd_diloco_checkpointing")
-_EMERGENCY = "emergency managers refuse to be"
-_OF_EMERGENCY_MANAGERS = (
-    "ManagerAbstractLayout.test_nnx_abstract_is_converted_to_checkpoint_layout",
-    "ManagerAbstractLayout.test_non_nnx_abstract_is_passed_through_unchanged",
-    "SaveRestoreRoundTrip.test_caches_excluded_from_checkpoint",
-    "SaveRestoreRoundTrip.test_full_state_round_trip_is_exact",
-    "SaveRestoreRoundTrip.test_nnx_aux_restored_not_reset_to_init",
-)
 PROGRAM = Program(
     "MaxText, its tests of checkpoints",
     repository="AI-Hypercomputer/maxtext@e591f30cbbf217ed67ef71263ec0538239f9c3b8",
@@ -36,9 +28,6 @@ PROGRAM = Program(
         conftest=False,
     ),
     meant={
-        **{f".TestEmergency{name}": _EMERGENCY for name in _OF_EMERGENCY_MANAGERS},
-        ".TestLoadStateIfPossibleNNX.test_emergency_restore_recovers_nnx_aux": _EMERGENCY,
-        ".TestManagerRestoreParity.test_missing_weight_raises_on_the_emergency_path": _EMERGENCY,
         ".TestBuildContext.test_todelete_full_path": "steps in a bucket are deleted, not moved",
         ".TestBuildContext.test_colocated_python_sets_pathways_impl": "there is no Pathways backend",
     },
