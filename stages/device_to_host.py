@@ -589,6 +589,14 @@ class OutputRoom:
         self.changes_any = self._plan is not None  #: whether a later stage changes any leaf
         self.divides = plan is not None and plan.joint is not None  #: whether other processes write parts
 
+    def absent_of(self, index: int, piece: PiecePlan) -> Iterable[PiecePlan]:
+        """Return what is not written yet of a piece: all of it, unless the save goes on with another one."""
+        course = None if self._planned is None else self._planned.course
+        if course is None or index not in course.done:
+            return (piece,)
+
+        return _gaps(piece, course.done[index].get(piece.chunk, ()))
+
     def goes_alone(self, index: int, spec: LeafSpec) -> bool:
         """True if a leaf cannot be packed: a stage encodes it, or this process writes only a part of it."""
         plan = self._planned
@@ -623,14 +631,35 @@ def _pieces(leaf: Leaf, piece_bytes: int, room: OutputRoom) -> Iterator[tuple[Pi
     """
     spec = leaf.spec
     if not room.is_coded(leaf.index, spec):
-        for plan in leaf.handler.pieces(leaf, piece_bytes):
-            yield plan, room.of(leaf.index, spec, plan.nbytes)
+        for piece in leaf.handler.pieces(leaf, piece_bytes):
+            for plan in room.absent_of(leaf.index, piece):
+                yield plan, room.of(leaf.index, spec, plan.nbytes)
 
         return
 
     for plan in leaf.handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
         encoded = 0 if spec.codec is None else encoding_room(plan.nbytes)
         yield plan, encoded + room.of(leaf.index, spec, plan.nbytes)
+
+
+def _gaps(piece: PiecePlan, done: Iterable[tuple[int, int]]) -> Iterator[PiecePlan]:
+    """Yield the parts of a piece that are in none of the ranges `done`, which are in order."""
+    at, end = piece.start, piece.start + piece.nbytes
+    for start, stop in (*done, (end, end)):
+        if at < min(start, end):
+            yield _part_of(piece, at, min(start, end))
+
+        at = max(at, stop)
+
+
+def _part_of(piece: PiecePlan, start: int, stop: int) -> PiecePlan:
+    if (start, stop) == (piece.start, piece.start + piece.nbytes):
+        return piece
+
+    def take() -> memoryview:
+        return piece.take()[start - piece.start : stop - piece.start]
+
+    return replace(piece, start=start, nbytes=stop - start, take=take)
 
 
 def _extent(planned: _Planned, plan: PiecePlan, tight: bool) -> Extents:

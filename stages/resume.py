@@ -123,8 +123,8 @@ class _Resumer:
 
         run.workspace.keep(JOURNAL)
         await run.workspace.open()
-        kept, n_records = await run.threads.run(_take_up, run, plan, key)
-        plan = replace(plan, course=replace(course, n_records=n_records))
+        kept, course = await run.threads.run(_take_up, run, plan, course)
+        plan = replace(plan, course=course)
         if kept is None:
             return plan
 
@@ -224,29 +224,43 @@ def _folder_of(run: SaveRun, plan: SavePlan, index: int) -> str:
     return folders.folder(Leaf(index, plan.infos[index], None, plan.specs[index], plan.handlers[index]))
 
 
-def _take_up(run: SaveRun, plan: SavePlan, key: str) -> tuple[WrittenBatch | None, int]:
-    """Return the leaves at the place that are whole and as they were written, and how many records there are.
+def _take_up(run: SaveRun, plan: SavePlan, course: FixedCourse) -> tuple[WrittenBatch | None, FixedCourse]:
+    """Return what is at the place and as it was written, with the leaves that are whole, and the course.
 
-    Files that hold none of them are moved out of the way, and a new record says what is left. Blocking.
+    Files that hold nothing of that are moved out of the way, and a new record says what is left. Blocking.
     """
-    rows, n_records = _recorded(run, plan, key)
+    rows, n_records = _recorded(run, plan, course.key)
+    rows = list(_intact(run, plan, rows))
     arrived = arrived_bytes(plan.specs, [WrittenBatch((), WrittenTable.of(rows, plan.specs))])
     sizes = np.array(plan.sizes, np.int64)
-    whole = set(np.flatnonzero((arrived == sizes) & (sizes > 0)).tolist())
-    rows = [row for row in rows if row.leaf in whole]
-    whole -= _damaged(run, plan, rows)
-    rows = [row for row in rows if row.leaf in whole]
+    whole = (arrived == sizes) & (sizes > 0)
+    # A smaller leaf is one piece, or is packed with others.
+    in_parts = (arrived < sizes) & (sizes > run.limits.piece_bytes)
+    rows = [row for row in rows if whole[row.leaf] or in_parts[row.leaf]]
     _set_aside(run, {row.file for row in rows})
     table = WrittenTable.of(rows, plan.specs)
     if n_records:
         n_records += 1
-        _write_record(run, n_records, _encoded(key, [table], is_first=True))
-    if not rows:
-        return None, n_records
+        _write_record(run, n_records, _encoded(course.key, [table], is_first=True))
 
-    chosen = sorted(whole)
+    course = replace(course, n_records=n_records)
+    if not rows:
+        return None, course
+
+    chosen: list[int] = np.flatnonzero(whole).tolist()
     leaves = Leaves(chosen, [plan.specs[at] for at in chosen], None, plan.infos, plan.handlers)
-    return WrittenBatch(leaves, table), n_records
+    done = _ranges_by_chunk([row for row in rows if in_parts[row.leaf]])
+    return WrittenBatch(leaves, table), replace(course, done=done)
+
+
+def _ranges_by_chunk(rows: Iterable[Written]) -> dict[int, dict[tuple[int, ...], list[tuple[int, int]]]]:
+    """Return the ranges of each chunk of each leaf, in order."""
+    found: dict[int, dict[tuple[int, ...], list[tuple[int, int]]]] = {}
+    for row in sorted(rows, key=attrgetter("start")):
+        ranges = found.setdefault(row.leaf, {}).setdefault(row.chunk, [])
+        ranges.append((row.start, row.start + row.nbytes))
+
+    return found
 
 
 def _recorded(run: SaveRun, plan: SavePlan, key: str) -> tuple[list[Written], int]:
@@ -277,29 +291,22 @@ def _recorded(run: SaveRun, plan: SavePlan, key: str) -> tuple[list[Written], in
     return list(found.values()), int(names[-1]) if names else 0
 
 
-def _damaged(run: SaveRun, plan: SavePlan, rows: Sequence[Written]) -> set[int]:
-    """Return the leaves whose bytes are not those that were recorded."""
-    damaged: set[int] = set()
+def _intact(run: SaveRun, plan: SavePlan, rows: Iterable[Written]) -> Iterator[Written]:
+    """Yield the pieces whose bytes are those that were recorded."""
     buffer = memoryview(mmap.mmap(-1, _READ_BYTES))  # aligned, for direct reads
     for file, there in groupby(sorted(rows, key=attrgetter("file", "offset")), attrgetter("file")):
-        parts = list(there)
         try:
             opened = run.store.open_data_file(run.workspace.path(file))
         except StorageError:
-            damaged.update([part.leaf for part in parts])
             continue
 
         try:
-            for part in parts:
+            for part in there:
                 with suppress(StorageError):  # it is too short, or cannot be read: then it is written again
                     if _crc32c_of(opened, _ranges_of(run, plan, part), buffer) == part.crc32c:
-                        continue
-
-                damaged.add(part.leaf)
+                        yield part
         finally:
             opened.close()
-
-    return damaged
 
 
 def _ranges_of(run: SaveRun, plan: SavePlan, part: Written) -> Iterable[tuple[int, int]]:

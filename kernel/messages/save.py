@@ -168,6 +168,10 @@ class FixedCourse:
     file: Sequence[int] = ()  #: of each leaf: its file, by number
     offset: Sequence[int] = ()  #: of each leaf: where its first chunk begins
     stride: Sequence[int] = ()  #: of each leaf: from one chunk to the next
+    done: Mapping[int, Mapping[tuple[int, ...], Sequence[tuple[int, int]]]] = field(
+        default_factory=dict[int, "Mapping[tuple[int, ...], Sequence[tuple[int, int]]]"]
+    )
+    """What is there already of leaves that are not whole: of each chunk the ranges of its bytes, in order."""
 
 
 @final

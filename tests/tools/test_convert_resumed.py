@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +15,7 @@ import pytest
 import penstock
 from penstock.errors import SpecError, StorageError
 from penstock.handlers import LocalStore
+from penstock.rules import Cast, Rules, Stack, Transpose
 from penstock.testing import FaultyStore
 
 LIMIT: Final = 128 * 1024
@@ -24,6 +27,24 @@ OF_ITS_TIME: Final = frozenset(
 """Documents with the time of the conversion, and the database's own number, in them."""
 
 FORMATS: Final = ("orbax", "huggingface", "safetensors")
+
+DYING: Final = """
+import os, sys
+import penstock
+from penstock.handlers import LocalStore
+from penstock.kernel.protocols.stores import StoreWrapper
+
+class Dying(StoreWrapper):
+    def call(self, operation, *given, **options):
+        if operation == "write_file" and given[0].endswith("_PENSTOCK_JOURNAL/00000004"):
+            os._exit(9)
+
+        return super().call(operation, *given, **options)
+
+store, limit = Dying(LocalStore()), int(sys.argv[3])
+penstock.sync.convert(sys.argv[1], sys.argv[2], format="orbax", store=store, memory_limit=limit)
+"""
+"""A process that dies where it would write its fourth record."""
 
 
 def noise(*shape: int, seed: int = 0) -> Any:
@@ -74,7 +95,7 @@ def convert(source: Path, out: Path, written: str, **options: Any) -> Any:
     return penstock.sync.convert(source, out, format=written, **options)  # type: ignore[arg-type]  # a literal
 
 
-def interrupted(source: Path, out: Path, written: str, at: int | tuple[str, int]) -> bool:
+def interrupted(source: Path, out: Path, written: str, at: int | tuple[str, int], **options: Any) -> bool:
     """Begin a conversion that ends at one operation of the store; False if it does without that one."""
     store = FaultyStore(LocalStore())
     if isinstance(at, int):
@@ -83,7 +104,7 @@ def interrupted(source: Path, out: Path, written: str, at: int | tuple[str, int]
         store.fail_on(*at)
 
     try:
-        convert(source, out, written, store=store, resume=True)
+        convert(source, out, written, store=store, resume=True, **options)
     except StorageError:
         assert not out.exists()
         return True
@@ -154,6 +175,52 @@ def test_what_was_recorded_is_not_written_again(source: Path, tmp_path: Path, wr
     total = sum(value.nbytes for value in tree().values())
     assert report.nbytes < total / 4
     assert report.n_leaves == len(tree())
+
+
+@pytest.mark.parametrize("written", FORMATS)
+def test_a_large_leaf_goes_on_in_its_middle(tmp_path: Path, written: str) -> None:
+    array = noise(1000, 400)
+    penstock.sync.save(tmp_path / "source", {"w": array, "b": array[:3]})
+    convert(tmp_path / "source", tmp_path / "whole", written)
+    assert interrupted(tmp_path / "source", tmp_path / "out", written, ("write_file", 6))
+
+    report = convert(tmp_path / "source", tmp_path / "out", written, resume=True)
+
+    assert report.nbytes_kept > array.nbytes / 3
+    assert report.nbytes + report.nbytes_kept == array.nbytes + array[:3].nbytes
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("written", FORMATS)
+def test_rules_go_on_too(source: Path, tmp_path: Path, written: str) -> None:
+    rules = Rules(
+        [
+            Stack([f"l{number}" for number in range(4)], "stacked"),
+            Transpose("l5", "turned"),
+            Cast("l6", dtype="bfloat16"),
+        ],
+        rest="keep",
+    )
+    convert(source, tmp_path / "whole", written, rules=rules)
+    for record in (2, 3):
+        assert interrupted(source, tmp_path / "out", written, ("write_file", record), rules=rules)
+
+    report = convert(source, tmp_path / "out", written, rules=rules, resume=True)
+
+    assert report.nbytes < 0.9 * sum(value.nbytes for value in tree().values())
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.process
+def test_one_that_was_killed_goes_on_although_nobody_had_said_so(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "whole", "orbax")
+    command = [sys.executable, "-c", DYING, str(source), str(tmp_path / "out"), str(LIMIT)]
+    assert subprocess.run(command, check=False).returncode == 9
+
+    report = convert(source, tmp_path / "out", "orbax", resume=True)
+
+    assert report.nbytes < 0.8 * sum(value.nbytes for value in tree().values())
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("written", FORMATS)
