@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final, final
 from urllib.parse import quote, unquote
 
+from crc32c import crc32c
+
 from penstock.kernel.errors import CoordinationError, StorageError
 from penstock.kernel.protocols.stores import Store
 
@@ -25,6 +27,9 @@ _FILE: Final = "is"  # in a directory, since stores remove directories
 
 _LOOKS_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Between looks for a value; the last again and again."""
+
+_SEAL_BYTES: Final = 4
+_TORN_READS, _TORN_S = 50, 0.01
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 
@@ -48,7 +53,7 @@ class StoreKeyValues:
         place = self._path(key) + _VALUE
         try:
             self._store.make_directory(place)
-            return self._store.write_file(f"{place}/{_FILE}", value, create=not replace)
+            return self._store.write_file(f"{place}/{_FILE}", _sealed(value), create=not replace)
         except StorageError as error:
             if error.errno == errno.EEXIST and not replace:
                 return False
@@ -116,13 +121,22 @@ class StoreKeyValues:
         return "/".join((self._place, *[quote(part, safe="") for part in key.split("/") if part]))
 
     def _read(self, path: str) -> bytes | None:
-        try:
-            return self._store.read_files([path])[0]
-        except StorageError as error:
-            if error.errno in _GONE:
-                return None
+        """Return a value. One that is just being replaced may be seen in part: it is read again."""
+        for _ in range(_TORN_READS):
+            try:
+                found = self._store.read_files([path])[0]
+            except StorageError as error:
+                if error.errno in _GONE:
+                    return None
 
-            raise _translated(error) from error
+                raise _translated(error) from error
+
+            if found is None or found == _sealed(found[_SEAL_BYTES:]):
+                return None if found is None else found[_SEAL_BYTES:]
+
+            time.sleep(_TORN_S)
+
+        return None  # who wrote it has died in the middle
 
     def _list(self, path: str) -> list[str]:
         try:
@@ -139,6 +153,10 @@ class StoreKeyValues:
                 yield before + unquote(name.removesuffix(_VALUE))
             elif not name.endswith(_COUNT):
                 yield from self._keys(f"{path}/{name}", f"{before}{unquote(name)}/")
+
+
+def _sealed(value: bytes) -> bytes:
+    return crc32c(value).to_bytes(_SEAL_BYTES, "big") + value
 
 
 def _translated(error: StorageError) -> CoordinationError:

@@ -188,3 +188,83 @@ async def test_memory_then_own_disks_then_the_root(keepers: list[RunningKeeper],
         await check(managers, 2)
 
     await check_whole(root / "2", 2)
+
+
+@pytest.fixture
+def three_hosts(start: Start) -> list[RunningKeeper]:
+    return [start() for _ in range(COUNT)]
+
+
+async def killed_with_peers(root: Path, keepers: Sequence[RunningKeeper], step: int) -> None:
+    """Save a step that comes to no root, but to other hosts."""
+
+    async def wait(manager: CheckpointManager) -> None:
+        with pytest.raises((StorageError, PeerFailedError)):  # that it does not come to the root
+            await manager.wait()
+
+    root.mkdir(exist_ok=True)
+    async with killed(root, with_keepers(keepers, tiers=Memory(peers=1))) as managers:
+        root.rename(aside := root.with_name("aside"))
+        root.write_text("in the way")
+        for earlier in (step - 1, step):
+            for future in await save(managers, earlier):
+                await future.kept()
+
+            await each(managers, wait)
+
+    root.unlink()
+    aside.rename(root)
+
+
+@pytest.mark.parametrize("lost", range(COUNT))
+async def test_a_lost_host_costs_no_step_that_its_peer_has(
+    three_hosts: list[RunningKeeper], start: Start, tmp_path: Path, lost: int
+) -> None:
+    root = tmp_path / "run"
+    await killed_with_peers(root, three_hosts, 2)
+    peer = (lost + 1) % COUNT
+    assert held(three_hosts[peer]) == sorted(
+        [f"process/{lost}/local{root}/2", *[f"process/{peer}/local{root}/{step}" for step in (1, 2)]]
+    )
+    three_hosts[lost].kill()
+    keepers = [keeper if index != lost else start() for index, keeper in enumerate(three_hosts)]
+    async with opened(root, with_keepers(keepers, tiers=Memory(peers=1))) as managers:
+        assert known(managers) == [[2]] * COUNT
+        await check(managers, 2)
+        await finished(managers, 3)
+        await each(managers, lambda manager: manager.wait())
+
+    await check_whole(root / "2", 2)
+    await check_whole(root / "3", 3)
+
+
+async def test_a_peer_that_does_not_answer_costs_nothing(
+    three_hosts: list[RunningKeeper], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "run"
+    async with opened(root, with_keepers(three_hosts, tiers=Memory(peers=2))) as managers:
+        await finished(managers, 1)
+        await each(managers, lambda manager: manager.wait())
+        for copies in managers[1]._saves._peers.values():
+            copies._token = b"of another job"
+
+        await finished(managers, 2)
+        await each(managers, lambda manager: manager.wait())
+
+    await check_whole(root / "2", 2)
+    assert "step.peer_refused" in caplog.text
+    assert "step.peer_failed" in caplog.text
+    assert [path for path in held(three_hosts[0]) if path.endswith("/2")] == [
+        f"process/{index}/local{root}/2" for index in (0, 2)
+    ]
+
+
+async def test_peers_on_one_host_are_none(
+    keepers: list[RunningKeeper], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "run"
+    async with opened(root, with_keepers(keepers[1:], tiers=Memory(peers=1))) as managers:
+        await finished(managers, 1)
+
+    assert caplog.text.count("step.peers_missing") == COUNT
+    assert len(held(keepers[1])) == COUNT

@@ -210,6 +210,7 @@ class TierOptions:
         keep_every: Besides, steps whose number is a multiple of this stay; None for no others.
         save_every: Only steps whose number is a multiple of this come here; None for all that are offered.
         limit_bytes: Of memory: the most that its keeper may take; `"auto"` for half of what is free.
+        peers: Of memory: to the keepers of how many other hosts of a job each step goes.
     """
 
     kind: Literal["memory", "disk"] = "disk"
@@ -218,6 +219,7 @@ class TierOptions:
     keep_every: int | None = field(default=None, metadata={"positive": True})
     save_every: int | None = field(default=None, metadata={"positive": True})
     limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
+    peers: int = field(default=0)
 
     def __post_init__(self) -> None:
         fit_fields(self, "tier")
@@ -228,6 +230,8 @@ class TierOptions:
             raise ConfigError("tier.path", 'is missing; a tier in memory has kind = "memory"')
         if not is_memory and self.limit_bytes != "auto":
             raise ConfigError("tier.limit_bytes", 'is for a tier with kind = "memory"')
+        if self.peers < 0 or (self.peers and not is_memory):
+            raise ConfigError("tier.peers", 'is how many hosts, for a tier with kind = "memory"')
 
 
 MIB = 2**20

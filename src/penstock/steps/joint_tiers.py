@@ -11,7 +11,7 @@ from __future__ import annotations
 __all__ = ("FoundPart", "WholeStep", "absent_levels", "find_parts", "whole_step")
 
 import json
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, cast, final
 
@@ -194,16 +194,27 @@ def newest_whole(found: Mapping[int, Sequence[FoundPart]], after: int) -> WholeS
     return None
 
 
-def superseded(parts: Iterable[FoundPart], latest: int | None, processes: Sequence[int]) -> list[FoundPart]:
+def superseded(
+    parts: Iterable[FoundPart], latest: int | None, in_root: Collection[int], processes: Sequence[int]
+) -> list[FoundPart]:
     """Return the parts that are of no use any more. Pure.
 
-    Those of steps that a newer one has followed; and those that these very processes saved, and of which
-    another part is lost. Parts that others saved may wait for the others.
+    Those of steps that a newer one has followed, or that are in the root; and those of later ones that these
+    very processes saved: another part is lost. Parts that others saved may wait for the others.
+
+    Args:
+        parts: That were found.
+        latest: The newest step that counts.
+        in_root: The steps that are in the root.
+        processes: Those of this job.
     """
+    newest = -1 if latest is None else latest
     return [
         part
         for part in parts
-        if (latest is not None and part.step <= latest) or part.processes == tuple(processes)
+        if part.step < newest
+        or part.step in in_root
+        or (part.step > newest and part.processes == tuple(processes))
     ]
 
 

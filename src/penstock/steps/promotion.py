@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = ("HeldSteps", "Level", "Promoting", "Promotions")
 
 import os
+import platform
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -98,7 +99,7 @@ class Level:
     ) -> None:
         self.path = path
         self.engine = engine.at(path)
-        self.tier, self._writes, self._names = tier, options.writes, names
+        self.tier, self._writes, self.names = tier, options.writes, names
         self._keeper = _keeper_of(path, self.engine.store)
         if isinstance(tier, Memory) and self._keeper is None:
             raise SpecError("a tier in memory is in the keeper's store; leave out store=, or use Disk")
@@ -151,6 +152,11 @@ class Level:
 
         await self.opened.reading.run(self._bind, record)
 
+    @property
+    def host(self) -> str:
+        """The host whose memory it is, for a tier in a keeper."""
+        return f"{platform.node()} {'' if self._keeper is None else self._keeper.socket}"
+
     async def check(self) -> None:
         """Raise `StorageError` if the tier cannot be used any more, as one in a keeper that is lost."""
         await self.opened.reading.run(self.engine.store.kind, self.path)
@@ -161,7 +167,7 @@ class Level:
             return []
 
         known = {self.catalogue.path(step) for step in self.catalogue.steps} if self.is_local else ()
-        return find_parts(self.engine.store, self.path, self._names, known)
+        return find_parts(self.engine.store, self.path, self.names, known)
 
     def remove_parts(self, parts: Sequence[FoundPart]) -> None:
         """Remove parts that are of no use; those that another process may be using stay. Blocking."""

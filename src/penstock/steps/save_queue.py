@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from anyio import Event
 from anyio.abc import TaskGroup
@@ -53,6 +53,9 @@ from penstock.steps.step_metrics import RankedMetrics, best_step
 from penstock.steps.step_names import NameFormat, StepNames
 from penstock.steps.tier_record import TierRecord
 from penstock.steps.tiers import Memory, Tier, path_of
+
+if TYPE_CHECKING:
+    from penstock.steps.peers import PeerCopies
 
 T = TypeVar("T")
 _METRICS: Final[Needs] = frozenset({"metrics"})
@@ -111,6 +114,7 @@ class StepSaves:
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
+        self._peers: dict[Level, PeerCopies] = {}
         self._doubtful: list[Level] = []  # where a save of several processes failed since the last look
         process = engine.coordinator.process_index if engine.is_joint else None
         owing = replace(options, is_owed=self._is_owed if tiers else None)
@@ -191,8 +195,11 @@ class StepSaves:
                     self._promotions.start(tasks)
                     await self._promotions.resume()
 
+                    await self._find_peers(opened, tasks)
+
                 yield
                 await self._wait_for_saves()
+                await self._settle_peers()
                 await self._promotions.settle()
             except BaseException as error:
                 failure = error
@@ -250,6 +257,20 @@ class StepSaves:
 
         return record
 
+    async def _find_peers(self, opened: AsyncExitStack, tasks: TaskGroup) -> None:
+        """Begin to send what is kept in memory to other hosts, and to take what they send, if asked to."""
+        for level in self.levels[:-1]:
+            if isinstance(level.tier, Memory) and level.tier.peers and self._engine.is_joint:
+                from penstock.steps.peers import PeerCopies  # few jobs need them
+
+                copies = PeerCopies(level.engine, level.path, level.names, level.host, level.tier.peers)
+                await opened.enter_async_context(copies.live(self._operation("peers"), tasks))
+                self._peers[level] = copies
+
+    async def _settle_peers(self) -> None:
+        for copies in self._peers.values():
+            await copies.settle()
+
     def _operation(self, about: str) -> Operation:
         """Return what the processes agree by about all levels together."""
         if not self._writes and not any(level.is_local for level in self.levels):
@@ -298,7 +319,7 @@ class StepSaves:
 
         processes = self._engine.coordinator.processes if self._engine.is_joint else ()
         for level, parts in found.items():
-            useless = superseded(parts, self.held.latest, processes)
+            useless = superseded(parts, self.held.latest, root.catalogue.steps, processes)
             await level.opened.threads.run(level.remove_parts, useless)
             left = [part for part in parts if part not in useless]
             level.not_durable |= {part.step for part in left if os.path.dirname(part.path) == level.path}
@@ -548,6 +569,7 @@ class StepSaves:
     async def settle(self) -> None:
         """Wait until no save and no promotion is under way, and try once to delete the steps due."""
         await self._wait_for_saves()
+        await self._settle_peers()
         await self._promotions.settle()
         for level in self.levels:
             await level.retention.deleter.attempt()
@@ -624,6 +646,8 @@ class StepSaves:
             level.not_durable.clear()  # their names are in the same directory
             level.catalogue.add(step, name)
             level.note_base(step)
+            if level in self._peers:
+                self._peers[level].offer(step)
         elif future.published and not self._engine.is_joint:  # the other processes do not know
             level.not_durable.add(step)
             level.catalogue.add(step, name)

@@ -72,6 +72,8 @@ class Memory:
     Attributes:
         keep: As of `Disk`.
         save_when: As of `Disk`.
+        peers: In a job of several processes: to the keepers of how many other hosts each step goes, once it
+            is kept. Then so many hosts may be lost. It goes over TCP, not encrypted.
         limit_bytes: How much memory its keeper may take: a number, or a text such as `"64GiB"`; `"auto"` for
             half of what is free. One that runs already keeps its own limit.
 
@@ -82,6 +84,7 @@ class Memory:
     keep: KeepPolicy | int = DEFAULT_KEEP
     save_when: SavePolicy | int | None = None
     limit_bytes: int | str = "auto"
+    peers: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep", as_keep_policy(self.keep))
@@ -90,6 +93,8 @@ class Memory:
             limit = fit(self.limit_bytes, int | Literal["auto"], "limit_bytes", positive=True)
         except ValueError as error:
             raise SpecError(f"limit_bytes of a tier in memory {error}") from None
+        if not isinstance(cast("object", self.peers), int) or self.peers < 0:
+            raise SpecError(f"peers of a tier in memory is how many hosts, not {self.peers!r}")
 
         object.__setattr__(self, "limit_bytes", limit)
 
@@ -139,7 +144,7 @@ def _tier_of(options: TierOptions) -> Tier:
     kept = keep if options.keep_every is None else keep | KeepEvery(options.keep_every)
     when = None if options.save_every is None else EverySteps(options.save_every)
     if options.kind == "memory":
-        return Memory(keep=kept, save_when=when, limit_bytes=options.limit_bytes)
+        return Memory(keep=kept, save_when=when, limit_bytes=options.limit_bytes, peers=options.peers)
 
     assert options.path is not None, "the options refuse it"
     return Disk(options.path, keep=kept, save_when=when)

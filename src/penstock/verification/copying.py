@@ -10,7 +10,7 @@ has on a disk of its own becomes one checkpoint where all see it.
 
 from __future__ import annotations
 
-__all__ = ("COPY_WORKERS", "CheckpointCopier", "CopySource", "is_same_checkpoint")
+__all__ = ("COPY_WORKERS", "CheckpointCopier", "CopySource", "is_same_checkpoint", "lengths_below")
 
 import hashlib
 import heapq
@@ -578,6 +578,13 @@ def _files_of(source: CopySource, document_bytes: int) -> _Files:
 
     nbytes = sum([files[name] for name in documents])
     return _Files(directories, data, read, nbytes, files, source)
+
+
+def lengths_below(store: Store, path: str) -> Mapping[str, int]:
+    """Return the length of every file in a directory, by its name in it. Blocking."""
+    files = dict[str, int]()
+    _list_below(store, path, "", [], files)
+    return files
 
 
 def _list_below(store: Store, path: str, folder: str, directories: list[str], files: dict[str, int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,21 @@ def test_a_store_that_refuses_is_a_service_that_cannot_be_reached(tmp_path: Path
     store.fail_on(operation, 1, StorageError(operation, str(tmp_path), "gone", errno.EIO))
     with pytest.raises(CoordinationError, match="gone"):
         values.put("a", b"1", False)
+
+
+def test_a_value_that_is_seen_in_part_is_read_again(tmp_path: Path) -> None:
+    """Stores replace files as they like: a reader may see one that has no bytes yet."""
+    values = StoreKeyValues(LocalStore(), str(tmp_path / "values"))
+    assert values.put("a", b"whole", False)
+    (file,) = [path for path in (tmp_path / "values").rglob("*") if path.is_file()]
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    found: list[bytes | None] = []
+    waiting = threading.Thread(target=lambda: found.append(values.wait("a", 30.0)))
+    waiting.start()
+    file.write_bytes(whole[:3])
+    file.write_bytes(whole)
+    waiting.join(30.0)
+    assert found == [b"whole"]
+    file.write_bytes(whole[:-1])
+    assert values.wait("a", 0.0) is None

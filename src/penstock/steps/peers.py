@@ -1,0 +1,408 @@
+"""Copies of the parts of a job's steps in the keepers of other hosts, so that a lost host costs no step.
+
+Once a step is kept, each process sends its part to a process on another host, which puts it into its own
+keeper: into the directory that the sender has in its keeper. There the next job finds it as it finds any part
+that its process does not need (`joint_tiers`).
+
+It goes over TCP, as it is: not encrypted, but only between processes of one job. Both sides prove that they
+know a token that the first process drew, and that all got by the coordination service. Who sends names a
+process and a step, never a path, and so writes nowhere but in its own directory. Nobody listens unless a tier
+asks for peers.
+"""
+
+from __future__ import annotations
+
+__all__ = ("PeerCopies", "chosen_peers")
+
+import hmac
+import json
+import os
+import platform
+import secrets
+import socket
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, cast, final
+
+import msgpack
+from anyio import (
+    BrokenResourceError,
+    CancelScope,
+    ClosedResourceError,
+    EndOfStream,
+    Event,
+    IncompleteRead,
+    connect_tcp,
+    create_tcp_listener,
+    fail_after,
+    move_on_after,
+)
+from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from penstock.checkpointer.engine import Engine
+from penstock.handlers.formats.untrusted import check_inside
+from penstock.handlers.stores.publishing.paths import OF_PROCESSES, inside_of_process, temporary_path
+from penstock.handlers.stores.publishing.reading import reading
+from penstock.handlers.stores.publishing.workspace import Workspace
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import CoordinationError, PenstockError
+from penstock.kernel.protocols.coordinator import Operation
+from penstock.steps import step_directory as on_disk
+from penstock.steps.step_names import NameFormat
+from penstock.verification.copying import lengths_below
+
+_HEADER_BYTES: Final = 2**24  # names and lengths of the files of a part
+_BLOCK: Final = 2**20
+_IDLE_S: Final = 60.0
+"""A peer that takes or sends nothing for so long is given up."""
+_ANSWER_BYTES: Final = 4096
+_KEPT: Final = b"kept"
+_WORKERS: Final = 2
+_LOST: Final = (OSError, EndOfStream, IncompleteRead, BrokenResourceError, ClosedResourceError, TimeoutError)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process of the job, as the others reach it."""
+
+    host: str  #: tells its host from others
+    address: str
+    port: int
+
+
+def chosen_peers(index: int, peers: Mapping[int, Peer], count: int) -> Sequence[int]:
+    """Return to whom a process sends its parts: the next ones on other hosts, one of each host. Pure.
+
+    Args:
+        index: Of the process.
+        peers: All that take part, itself among them.
+        count: So many, if there are so many other hosts.
+    """
+    ordered = sorted(peers)
+    at = ordered.index(index)
+    chosen: dict[str, int] = {}
+    for other in [*ordered[at + 1 :], *ordered[:at]]:
+        host = peers[other].host
+        if host != peers[index].host and host not in chosen and len(chosen) < count:
+            chosen[host] = other
+
+    return list(chosen.values())
+
+
+@final
+@dataclass(slots=True)
+class PeerCopies:
+    """Sends parts to other hosts, and takes those of others. Used in one event loop.
+
+    Args:
+        engine: Of the tier.
+        path: The directory of this process in its keeper.
+        names: Of steps.
+        host: Tells this host from others.
+        count: To how many other hosts each part goes.
+    """
+
+    engine: Engine
+    path: str
+    names: NameFormat
+    host: str
+    count: int
+    _threads: Threads = field(default_factory=partial(Threads, _WORKERS))
+    _peers: Mapping[int, Peer] = field(default_factory=dict[int, Peer])
+    _token: bytes = b""
+    _waiting: int | None = None  # of the steps that wait, the newest alone stays
+    _is_busy: bool = False
+    _asked: Event = field(default_factory=Event)
+    _changed: Event = field(default_factory=Event)
+
+    @asynccontextmanager
+    async def live(self, operation: Operation, tasks: TaskGroup) -> AsyncGenerator[None]:
+        """Find the others, and listen to them, until the block is left.
+
+        Args:
+            operation: Not joined yet. All processes come, or all raise.
+            tasks: Ends with the manager.
+
+        Raises:
+            PeerError: If another process failed, or did not come.
+            OSError: If nothing can be listened to.
+        """
+        async with await create_tcp_listener() as listener:
+            sockets = cast("Sequence[SocketListener]", listener.listeners)
+            port = int(sockets[0].extra(SocketAttribute.local_port))
+            here = Peer(self.host, await self._threads.run(_own_address), port)
+            await self._meet(operation, here)
+            n_others = len(self._targets)
+            if n_others < self.count:
+                self.engine.events.warning("step.peers_missing", wanted=self.count, hosts=n_others)
+
+            serving, over = CancelScope(), Event()
+
+            async def serve() -> None:
+                try:
+                    with serving:
+                        await listener.serve(self._take)
+                finally:
+                    over.set()
+
+            tasks.start_soon(serve)
+            tasks.start_soon(self._run)
+            try:
+                yield
+            finally:
+                serving.cancel()
+                with CancelScope(shield=True):  # it ends at once, and must not use what is closed then
+                    await over.wait()
+
+    async def _meet(self, operation: Operation, here: Peer) -> None:
+        def combined(parts: Mapping[int, bytes]) -> bytes:
+            peers = {index: json.loads(part) for index, part in parts.items()}
+            return json.dumps([secrets.token_hex(32), peers]).encode()
+
+        async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
+            return "", b""
+
+        told = b""
+        async with operation.running():
+            operation.at("open")
+            await operation.agree(b"peers", list, begin)
+            own = json.dumps([here.host, here.address, here.port]).encode()
+            told = await operation.combine(own, combined)
+
+        try:
+            token, peers = json.loads(told)
+            self._peers = {
+                int(index): Peer(str(host), str(address), int(port))
+                for index, (host, address, port) in peers.items()
+            }
+            self._token = bytes.fromhex(token)
+        except (ValueError, TypeError) as error:
+            raise CoordinationError(f"what process 0 says of the others cannot be read: {error}") from error
+
+    @property
+    def _index(self) -> int:
+        return self.engine.coordinator.process_index
+
+    @property
+    def _targets(self) -> Sequence[int]:
+        return chosen_peers(self._index, self._peers, self.count)
+
+    def offer(self, step: int) -> None:
+        """Send a step that is kept, unless a newer one is kept before its turn."""
+        self._waiting = step if self._waiting is None else max(step, self._waiting)
+        self._asked.set()
+
+    async def settle(self) -> None:
+        """Wait until no step waits to be sent. What cannot be sent is no error: it was logged."""
+        while self._is_busy or self._waiting is not None:
+            await self._changed.wait()
+
+    async def _run(self) -> None:
+        while True:
+            await self._asked.wait()
+            self._asked = Event()
+            step, self._waiting = self._waiting, None
+            if step is None:
+                continue
+
+            self._is_busy = True
+            try:
+                for index in self._targets:
+                    await self._send_logged(step, index)
+            finally:
+                self._is_busy = False
+                self._changed.set()
+                self._changed = Event()
+
+    async def _send_logged(self, step: int, index: int) -> None:
+        began = time.perf_counter()
+        try:
+            nbytes = await self._send(step, index)
+        except (*_LOST, PenstockError) as error:
+            self.engine.events.warning("step.peer_failed", step=step, peer=index, error=repr(error))
+        else:
+            seconds = time.perf_counter() - began
+            self.engine.events.info("step.peer_kept", step=step, peer=index, nbytes=nbytes, seconds=seconds)
+
+    async def _send(self, step: int, index: int) -> int:
+        """Send a step to a process; return its bytes once it is in its keeper."""
+        store, run = self.engine.store, self._threads.run
+        path = f"{self.path}/{self.names.name(step)}"
+        async with reading(store, self._threads, path) as source:
+            lengths = await run(lengths_below, store, path)
+            with fail_after(_IDLE_S):
+                stream = await connect_tcp(self._peers[index].address, self._peers[index].port)
+
+            async with stream:
+                received = BufferedByteReceiveStream(stream)
+                await self._prove(stream, received)
+                header = msgpack.packb({"process": self._index, "step": step, "files": lengths})
+                await _send_frame(stream, header)
+                lease = await self.engine.memory.acquire(min(_BLOCK, self.engine.memory.limit))
+                try:
+                    buffer = memoryview(bytearray(lease.nbytes))
+                    for name, nbytes in lengths.items():
+                        await self._send_file(stream, f"{path}/{name}", nbytes, buffer)
+                finally:
+                    lease.release()
+
+                answer = await _frame(received, _ANSWER_BYTES)
+                await source.end()
+
+        if answer != _KEPT:
+            raise CoordinationError(f"process {index} did not keep it: {answer.decode(errors='replace')}")
+
+        return sum(lengths.values())
+
+    async def _send_file(self, stream: SocketStream, path: str, nbytes: int, buffer: memoryview) -> None:
+        run = self._threads.run
+        file = await run(self.engine.store.open_data_file, path)
+        try:
+            for at in range(0, nbytes, len(buffer)):
+                part = buffer[: min(len(buffer), nbytes - at)]
+                await run(file.read_at, at, [part])
+                with fail_after(_IDLE_S):
+                    await stream.send(bytes(part))
+        finally:
+            file.close()
+
+    async def _prove(self, stream: SocketStream, received: BufferedByteReceiveStream) -> None:
+        """Prove to a process that listens that this one is of the job, and have it prove the same."""
+        theirs, mine = await _frame(received, 32), secrets.token_bytes(32)
+        await _send_frame(stream, mine + self._proof(b"sends", theirs, mine))
+        if not hmac.compare_digest(await _frame(received, 32), self._proof(b"takes", mine, theirs)):
+            raise CoordinationError("what listens there is no process of this job")
+
+    def _proof(self, role: bytes, one: bytes, other: bytes) -> bytes:
+        return hmac.digest(self._token, role + one + other, "sha256")
+
+    async def _take(self, stream: SocketStream) -> None:
+        """Answer one process that connects."""
+        async with stream:
+            received = BufferedByteReceiveStream(stream)
+            try:
+                mine = secrets.token_bytes(32)
+                await _send_frame(stream, mine)
+                answer = await _frame(received, 64)
+                theirs, proof = answer[:32], answer[32:]
+                if not hmac.compare_digest(proof, self._proof(b"sends", mine, theirs)):
+                    self.engine.events.warning("step.peer_refused", problem="it does not know the token")
+                    return
+
+                await _send_frame(stream, self._proof(b"takes", theirs, mine))
+                await self._keep(received, *self._read_header(await _frame(received, _HEADER_BYTES)))
+                await _send_frame(stream, _KEPT)
+            except (*_LOST, ValueError, KeyError, TypeError, AttributeError, PenstockError) as error:
+                self.engine.events.warning("step.peer_refused", problem=repr(error))
+                with move_on_after(1.0), suppress(*_LOST):
+                    await _send_frame(stream, repr(error).encode()[:_ANSWER_BYTES])
+
+    def _read_header(self, data: bytes) -> tuple[int, int, Mapping[str, int]]:
+        """Return the process that sends, the step, and the lengths of its files by name."""
+        told: Any = msgpack.unpackb(data)
+        process, step = int(told["process"]), int(told["step"])
+        files = {str(name): int(nbytes) for name, nbytes in told["files"].items()}
+        if process not in self._peers or process == self._index:
+            raise ValueError(f"{process} is no other process of this job")
+        for name in files:
+            check_inside("what a peer sends", name)
+
+        return process, step, files
+
+    async def _keep(
+        self, received: BufferedByteReceiveStream, process: int, step: int, files: Mapping[str, int]
+    ) -> None:
+        """Put what comes into this host's keeper, as the step of another process; remove its earlier ones."""
+        store, run = self.engine.store, self._threads.run
+        place = f"{OF_PROCESSES}/{process}/{inside_of_process(self.path)}"
+        path = f"{place}/{self.names.name(step)}"
+        build = Workspace(store, self._threads, path, temporary_path(path), overwrite=True)
+        try:
+            await build.open()
+            for folder in sorted({os.path.dirname(name) for name in files} - {""}):
+                await run(build.make_directory, folder)
+            for name, nbytes in files.items():
+                await self._keep_file(received, build, name, nbytes)
+
+            await build.publish()
+        except BaseException:
+            with move_on_after(_IDLE_S, shield=True):
+                await build.discard()
+
+            raise
+        finally:
+            build.release()
+
+        await run(self._tidy, place, path)
+
+    async def _keep_file(
+        self, received: BufferedByteReceiveStream, build: Workspace, name: str, nbytes: int
+    ) -> None:
+        store, run = self.engine.store, self._threads.run
+        if nbytes < store.placement.document_bytes:
+            await run(store.write_file, build.path(name), await _exactly(received, nbytes))
+            return
+
+        file = await run(store.create_long_file, build.path(name), nbytes)
+        try:
+            await run(file.allocate, nbytes)
+            at = 0
+            while at < nbytes:
+                with fail_after(_IDLE_S):
+                    part = await received.receive(min(_BLOCK, nbytes - at))
+
+                await run(file.write_at, at, [memoryview(part)])
+                at += len(part)
+
+            await run(file.sync)
+        finally:
+            await run(file.close)
+
+    def _tidy(self, place: str, path: str) -> None:
+        """Remove the earlier steps of a process, and let the keeper end without the copy. Blocking."""
+        from penstock.handlers.stores.keeper.keeper_store import KeeperStore  # only a tier in memory is here
+
+        store = self.engine.store
+        assert isinstance(store, KeeperStore), "a tier in memory is in a keeper"
+        store.note_elsewhere(path)
+        for name in on_disk.list_root(store, place):
+            step = self.names.step(name)
+            if step is not None and f"{place}/{name}" != path:
+                on_disk.delete_step(store, place, name, None)
+
+
+def _own_address() -> str:
+    """Return the address by which other hosts reach this one: that of its name, or of its default route."""
+    with suppress(OSError):
+        found = socket.gethostbyname(platform.node())
+        if not found.startswith("127."):
+            return found
+
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # nothing is sent: this only asks which interface it would be
+        return str(probe.getsockname()[0])
+
+    return "127.0.0.1"
+
+
+async def _send_frame(stream: SocketStream, data: bytes) -> None:
+    with fail_after(_IDLE_S):
+        await stream.send(len(data).to_bytes(4, "big") + data)
+
+
+async def _frame(received: BufferedByteReceiveStream, most: int) -> bytes:
+    nbytes = int.from_bytes(await _exactly(received, 4), "big")
+    if nbytes > most:
+        raise ValueError(f"a message of {nbytes} bytes, where {most} are allowed")
+
+    return await _exactly(received, nbytes)
+
+
+async def _exactly(received: BufferedByteReceiveStream, nbytes: int) -> bytes:
+    with fail_after(_IDLE_S):
+        return await received.receive_exactly(nbytes) if nbytes else b""
