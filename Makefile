@@ -43,7 +43,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings tiers-proof recipes-proof simulate file-systems flips tuning memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings tiers-proof convert-proof recipes-proof simulate file-systems flips tuning memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -112,6 +112,9 @@ crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
 tiers-proof: $(VENV)/.installed ## Kill trainings, jobs and keepers at random moments, and look at what they resume from (make tiers-proof KILLS=1000 SEED=1)
 	$(BIN)/python -m tests.proofs.tiers $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.proofs.joint_tiers $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
+
+convert-proof: $(VENV)/.installed ## Convert 1,000 random trees with random rules and compare with NumPy; kill 200 conversions and go on with them (make convert-proof TREES=100 KILLS=10 SEED=1)
+	$(BIN)/python -m tests.proofs.conversions $(if $(TREES),--trees $(TREES)) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
 
 faults: $(VENV)/.installed ## Lose the power after each effect of each kind of save, link, overwrite and deletion, on each layout
 	$(BIN)/python -m tests.proofs.faults $(FAULTS)
