@@ -16,7 +16,7 @@ import json
 import mmap
 import os
 import sys
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -64,7 +64,8 @@ class Resume:
     """Takes `LeafBatch`es, yields them without the leaves that an interrupted save has written.
 
     Attributes:
-        key: Says what is saved and how. What was recorded under another one does not count.
+        key: Returns what says what is saved and how. What was recorded under another one does not count.
+            Blocking; called if the save can be gone on with.
         goes_on: Whether what an interrupted save left counts, and whether this one leaves something if it
             fails. Otherwise a save that fails removes what it wrote, and only one that was killed leaves it.
 
@@ -76,7 +77,7 @@ class Resume:
 
     messages: ClassVar[Messages] = {LeafBatch: LeafBatch}
 
-    key: str
+    key: Callable[[], str]
     goes_on: bool = False
 
     @asynccontextmanager
@@ -89,7 +90,7 @@ class Resume:
 class _Resumer:
     __slots__ = ("_goes_on", "_kept", "_key", "_plan", "_run")
 
-    def __init__(self, run: SaveRun, key: str, goes_on: bool) -> None:
+    def __init__(self, run: SaveRun, key: Callable[[], str], goes_on: bool) -> None:
         self._run = run
         self._key = key
         self._goes_on = goes_on
@@ -148,8 +149,8 @@ def _problem(run: SaveRun, plan: SavePlan) -> str | None:
     return None
 
 
-def _key_of(key: str, plan: SavePlan) -> str:
-    digest = hashlib.sha256(key.encode())
+def _key_of(key: Callable[[], str], plan: SavePlan) -> str:
+    digest = hashlib.sha256(key().encode("utf-8", "surrogatepass"))
     for info, spec in zip(plan.infos, plan.specs, strict=True):
         digest.update(f"{info.name}\0{spec!r}\n".encode("utf-8", "surrogatepass"))
 

@@ -83,14 +83,19 @@ def _sizes_in_store(store: Store, path: str) -> FileSizes:
 def files_below(store: Store, path: str) -> list[tuple[str, int, object]]:
     """Return the name, the length and the `Store.identity` of each file at or below `path`, in order.
 
-    Blocking. One that is written anew has another identity in almost every store.
+    Blocking. One that is written anew has another identity in almost every store. Directories that are links
+    are passed over: one may lead to where it is.
     """
     if store.kind(path) == "file":
         return [("", store.size(path), store.identity(path))]
 
     found: list[tuple[str, int, object]] = []
     for name in store.list_directory(path):
-        there = files_below(store, os.path.join(path, name))
+        below = os.path.join(path, name)
+        if store.system_files is not None and os.path.islink(below) and os.path.isdir(below):
+            continue
+
+        there = files_below(store, below)
         found += [(os.path.join(name, inside), size, identity) for inside, size, identity in there]
 
     return found

@@ -48,7 +48,8 @@ def carried_files(store: Store, path: str) -> list[Document]:
         return []
 
     names = sorted(_of_models(store.list_directory(path)))
-    files = [name for name in names if store.kind(os.path.join(path, name)) == "file"]
+    folders = frozenset(store.list_folders(path)) if names else ()
+    files = [name for name in names if name not in folders]
     return [Document(name, store.read_file(os.path.join(path, name))) for name in files]
 
 

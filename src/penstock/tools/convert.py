@@ -346,9 +346,9 @@ class _Conversion:
             if isinstance(layout, PretrainedLayout):
                 layout = replace(layout, order=_order_of(items.tree, asked.rules))
 
-            key = await threads.run(self._key, start)
+            resume = Resume(partial(self._key, start), self.resumes)
             return await self.rewriting.save(
-                source, final, items, layout, self.custom_metadata, beside, Resume(key, self.resumes)
+                source, final, items, layout, self.custom_metadata, beside, resume
             )
 
     def _key(self, start: str) -> str:

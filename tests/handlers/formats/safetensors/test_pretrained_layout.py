@@ -121,6 +121,19 @@ class TestFilesBeside:
         for name in self.CARRIED:
             assert (orbax / name).read_bytes() == (back / name).read_bytes() == (model / name).read_bytes()
 
+    def test_a_folder_of_links_as_the_hub_keeps_them(self, model: Path, tmp_path: Path) -> None:
+        blobs, snapshot = tmp_path / "models--a--b/blobs", tmp_path / "models--a--b/snapshots/1"
+        shutil.move(model, blobs)
+        snapshot.mkdir(parents=True)
+        for file in blobs.iterdir():
+            (snapshot / file.name).symlink_to(file)
+        (snapshot / "here").symlink_to(snapshot)
+
+        penstock.sync.convert(snapshot, tmp_path / "out", format="huggingface")
+
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {*self.CARRIED, "model.safetensors"}
+        assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+
     def test_a_checkpoint_with_them_is_intact_restored_and_listed(self, model: Path, tmp_path: Path) -> None:
         penstock.sync.convert(model, tmp_path / "orbax")
 
