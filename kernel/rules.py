@@ -11,6 +11,7 @@ nothing to `to`.
 from __future__ import annotations
 
 __all__ = (
+    "MADE_BY",
     "RULES",
     "Cast",
     "Concat",
@@ -667,6 +668,9 @@ class Drop(Rule):
         if self.to is not None:
             raise self.invalid("has no `to`: nothing comes of it")
 
+
+MADE_BY: Final = "made_by_rules"
+"""In the custom metadata of what was converted: how each leaf was made."""
 
 RULES: Final[dict[str, type[Rule]]] = {
     kind.operation: kind

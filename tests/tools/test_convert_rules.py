@@ -12,6 +12,7 @@ import pytest
 from tests.plain_rules import apply_plainly, same_bits
 
 import penstock
+from penstock.cli import main
 from penstock.errors import ChecksumError, RulesError
 from penstock.rules import (
     Cast,
@@ -346,3 +347,39 @@ async def test_a_preview_says_what_rules_make_of_what(tmp_path: Path) -> None:
         PlannedLeaf("c", (4,), "float64", 32, ("b",), (rules[2],), 32, streams=True),
         PlannedLeaf("l", (3, 2, 2), "float64", 96, ("l.0", "l.1"), (*rules[:2],), 96, streams=False),
     ]
+
+
+def test_what_was_made_tells_of_what_and_by_which_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = {"l": [np.ones((2, 3)), np.ones((2, 3))], "b": np.ones(4), "c": np.ones(5)}
+    penstock.sync.save(tmp_path / "source", tree, custom_metadata={"by": "me"})
+    rules = Rules([Stack("l.{i:int}", "l", axis=0), Transpose("l"), Rename("b", "d")], rest="keep")
+    for source, result, given in (("source", "made", rules), ("made", "back", rules.inverse())):
+        penstock.sync.convert(tmp_path / source, tmp_path / result, rules=given)
+
+    made = dict(penstock.sync.metadata(tmp_path / "made").custom_metadata or {})
+    assert made["by"] == "me"
+    record = made["made_by_rules"]
+    assert record["source"] == str(tmp_path / "source")
+    assert record["rules"] == [rule.table() for rule in rules]
+    assert record["leaves"].keys() == {"l", "d"}
+    assert record["leaves"]["l"]["rules"] == [1, 2]
+    assert list(record["leaves"]["l"]["of"]) == ["l.0", "l.1"]
+
+    back = dict(penstock.sync.metadata(tmp_path / "back").custom_metadata or {})["made_by_rules"]
+    assert back["before"] == record
+
+    assert main(["--table", "show", str(tmp_path / "made")]) == 0
+    said = capsys.readouterr()
+    assert "by 3 rules" in said.out + said.err
+    assert "l: of l.0 to l.1, by 1 stack, 2 transpose" in said.out + said.err
+
+
+@pytest.mark.parametrize("record", [3, {}, {"rules": 1, "leaves": []}, {"rules": [1], "leaves": {"a": [2]}}])
+def test_any_record_of_rules_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: object
+) -> None:
+    penstock.sync.save(tmp_path / "made", {"a": np.ones(1)}, custom_metadata={"made_by_rules": record})
+    assert main(["--table", "show", str(tmp_path / "made")]) == 0
+    assert "float64" in capsys.readouterr().out

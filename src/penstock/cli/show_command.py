@@ -6,9 +6,9 @@ __all__ = ("configure", "run")
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from penstock.cli.chosen_items import Chosen, add_choice, select
 from penstock.cli.completers import completed, leaf_names
@@ -27,6 +27,7 @@ from penstock.inspection.texts import (
 )
 from penstock.inspection.tree_lines import TreeLine, tree_lines
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.rules import MADE_BY
 from penstock.kernel.words import counted
 from penstock.steps.step_directory import METRICS, StepReader
 
@@ -122,13 +123,47 @@ def _head(chosen: Chosen, items: Sequence[ItemFacts], output: Output) -> None:
         metrics = StepReader(chosen.store).metrics(first.path) or {}
         shown = [f"{name} {metric_text(metrics, name)}" for name in names_of_metrics(metrics)]
         output.note(" · ".join(["metrics", *shown]))
-    if first.custom_metadata:
-        output.note(f"custom metadata {json.dumps(dict(first.custom_metadata))}")
+    custom = dict(first.custom_metadata or {})
+    made: object = custom.pop(MADE_BY, None)
+    if custom:
+        output.note(f"custom metadata {json.dumps(custom)}")
+    for line in _made_lines(_mapping(made)) if isinstance(made, dict) else ():
+        output.note(line)
+
     for item in items:
         if item.tree_custom_metadata is not None:
             output.note(f"metadata of the tree {json.dumps(item.tree_custom_metadata)}")
 
     output.note("")
+
+
+_MOST_MADE: Final = 12
+
+
+def _made_lines(made: Mapping[str, Any]) -> Iterator[str]:
+    """Say how leaves were made. Anything may be recorded; what is not as it should be is left out."""
+    recorded: object = made.get("rules")
+    rules = [_mapping(rule) for rule in cast("list[object]", recorded)] if isinstance(recorded, list) else []
+    leaves = _mapping(made.get("leaves"))
+    yield f"made of {made.get('source')} by {counted(len(rules), 'rule')}"
+    for name, about in list(leaves.items())[:_MOST_MADE]:
+        sources, numbers = list(_mapping(_mapping(about).get("of"))), _mapping(about).get("rules")
+        shown = (
+            sources[0] if len(sources) == 1 else f"{sources[0]} to {sources[-1]}" if sources else "nothing"
+        )
+        known = [
+            f"{number} {next(iter(rules[number - 1]), '')}"
+            for number in (cast("list[object]", numbers) if isinstance(numbers, list) else ())
+            if isinstance(number, int) and 0 < number <= len(rules)
+        ]
+        yield f"  {name}: of {shown}, by {', '.join(known)}"
+
+    if len(leaves) > _MOST_MADE:
+        yield f"  and {len(leaves) - _MOST_MADE:,} more, which --json has"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _tree_table(trees: Sequence[ItemFacts], values: Values, *, folds: bool) -> Table:

@@ -40,7 +40,7 @@ from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.rules import Rule, Rules
+from penstock.kernel.rules import MADE_BY, Rule, Rules
 from penstock.reports.kept_reports import copy_reports
 from penstock.reports.report import SaveReport
 from penstock.stages.resume import Resume
@@ -48,6 +48,7 @@ from penstock.steps.step_directory import METRICS, write_root_metadata
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.carried_files import carried_files
 from penstock.tools.leaf_changes import LeafChanges
+from penstock.tools.made_by import made_by
 from penstock.tools.npz_writing import NpzWriting, plan_comment, plan_members
 from penstock.tools.rewriting import Rewriting, budget, check_apart
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
@@ -335,7 +336,7 @@ class _Conversion:
             if changes is not None:
                 changes.check_used(start)
 
-            items = self.target.fit(start, read)
+            items = self._recorded(start, self.target.fit(start, read))
             if self.target.format == "npz":
                 return await self._write_npz(source, final, items)
 
@@ -350,6 +351,19 @@ class _Conversion:
             return await self.rewriting.save(
                 source, final, items, layout, self.custom_metadata, beside, resume
             )
+
+    def _recorded(self, start: str, items: StoredItems) -> StoredItems:
+        """Return the items with a record of how each leaf is made.
+
+        A folder as transformers writes it has none: it is that byte for byte.
+        """
+        rules, custom = self.reading.rules, items.custom_metadata
+        if self.target.format == "huggingface":
+            custom = {name: value for name, value in (custom or {}).items() if name != MADE_BY}
+        elif rules is not None:
+            custom = made_by(start, rules, _named_leaves(items.tree, ()), custom)
+
+        return replace(items, custom_metadata=custom)
 
     def _key(self, start: str) -> str:
         """Return all that decides the result, which tells this conversion from others to the same place."""
