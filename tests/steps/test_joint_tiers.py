@@ -26,10 +26,10 @@ from tests.steps.joint_steps import (
 
 from penstock import CheckpointManager, JobOptions
 from penstock.config import Config
-from penstock.errors import PeerFailedError, SpecError, StorageError
+from penstock.errors import PeerFailedError, SaveCancelledError, SpecError, StorageError
 from penstock.handlers import LocalStore
 from penstock.steps import Disk
-from penstock.testing import FaultyStore
+from penstock.testing import FaultyStore, Hang
 
 pytestmark = pytest.mark.anyio
 
@@ -212,6 +212,98 @@ async def test_a_copy_that_one_process_cannot_make_is_made_by_all_later(
 
     await check_whole(root / "1", 1)
     assert [name for name in os.listdir(root) if name.startswith("1.")] == []
+
+
+def hang_first_copy(disks: Sequence[Path]) -> tuple[Options, list[Hang]]:
+    """Return options for managers whose first copy to the root hangs in each process."""
+    stores = [FaultyStore(LocalStore()) for _ in disks]
+    hangs = [store.hang_on("create_long_file") for store in stores]
+    return on(disks, keep=5, more=lambda index: {"store": stores[index]}), hangs
+
+
+async def test_a_root_that_is_slow_takes_the_newest_step_of_all(disks: list[Path], tmp_path: Path) -> None:
+    root = tmp_path / "bucket"
+    options, hangs = hang_first_copy(disks)
+    async with opened(root, options) as managers:
+        futures = await save(managers, 1)
+        for hang in hangs:
+            await hang.wait_reached()
+
+        for step in (2, 3, 4):
+            later = await save(managers, step)
+            for future in later:
+                await future.kept()
+
+            futures += later
+
+        for hang in hangs:
+            hang.release()
+
+        reports = [await future for future in futures]
+
+    newest = str(root / "4")
+    superseded = [[report.superseded_by for report in reports[at::COUNT]] for at in range(COUNT)]
+    assert superseded == [[None, newest, newest, None]] * COUNT
+    assert steps(root) == [1, 4]
+    await check_whole(root / "4", 4)
+
+
+async def test_who_cancels_a_kept_step_waits_no_longer_and_the_others_get_it(
+    disks: list[Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "bucket"
+    options, hangs = hang_first_copy(disks)
+    async with opened(root, options) as managers:
+        futures = await save(managers, 1)
+        for hang in hangs:
+            await hang.wait_reached()
+
+        futures[1].cancel()
+        with pytest.raises(SaveCancelledError):
+            await futures[1]
+
+        for hang in hangs:
+            hang.release()
+        for future in (futures[0], futures[2]):
+            await future
+
+        await finished(managers, 2)
+
+    assert steps(root) == [1, 2]
+    await check_whole(root / "1", 1)
+
+
+async def test_a_step_that_is_overwritten_is_copied_anew(disks: list[Path], tmp_path: Path) -> None:
+    root = tmp_path / "bucket"
+    async with opened(root, on(disks)) as managers:
+        await finished(managers, 1, 2)
+
+        async def overwrite(manager: CheckpointManager) -> None:
+            index = managers.index(manager)
+            future = await manager.save(2, state(7, index), overwrite=True)
+            assert future is not None
+            await future
+
+        await each(managers, overwrite)
+        assert known(managers) == [[1, 2]] * COUNT
+
+    await check_whole(root / "2", 7)
+    async with opened(root, on(disks)) as managers:
+        await each(managers, lambda manager: manager.wait())
+
+    await check_whole(root / "2", 7)
+
+
+async def test_a_step_that_is_deleted_is_gone_everywhere(disks: list[Path], tmp_path: Path) -> None:
+    root = tmp_path / "bucket"
+    async with opened(root, on(disks)) as managers:
+        await finished(managers, 1, 2)
+        await each(managers, lambda manager: manager.delete(1))
+        assert known(managers) == [[2]] * COUNT
+        await check(managers, 2)
+
+    assert [steps(disk / "run") for disk in disks] == [[2]] * COUNT
+    assert steps(root) == [2]
 
 
 async def test_after_all_were_killed_the_newest_step_is_brought_to_the_root(
