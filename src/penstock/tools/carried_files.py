@@ -4,18 +4,20 @@ from __future__ import annotations
 
 __all__ = ("carried_files",)
 
-import os
 from collections.abc import Iterable
 from typing import Final
 
+from penstock.handlers.formats.orbax.checkpoint_documents import SealedDocuments
 from penstock.handlers.formats.orbax.file_names import (
     COMMIT_MARK,
+    INTEGRITY,
     LEGACY_MSGPACK,
     MANIFEST,
     MARKS,
     V1_MARK,
 )
 from penstock.handlers.formats.safetensors.tensor_paths import INDEX_SUFFIX, SUFFIX
+from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 
@@ -30,27 +32,49 @@ _WEIGHTS: Final = (
 _OF_ORBAX: Final = frozenset({*MARKS, COMMIT_MARK, LEGACY_MSGPACK, MANIFEST, V1_MARK, ".zarray", "zarr.json"})
 
 
-def carried_files(store: Store, path: str) -> list[Document]:
+def carried_files(store: Store, path: str, *, intact_only: bool = False) -> list[Document]:
     """Return the files in the folder `path` that belong to a model and are no arrays. Blocking.
 
     They are those that `save_pretrained` and the hub put next to tensors: `config.json`,
     `generation_config.json`, files of a tokenizer or a processor, templates, code, texts. Of a checkpoint in
-    Orbax's layout they are what a conversion put there.
+    Orbax's layout they are what a conversion put there, and are compared with their checksums.
 
     Args:
         store: Where it is.
         path: Of a checkpoint; a file has none.
+        intact_only: Whether those that are damaged are passed over.
 
     Raises:
+        ChecksumError: If one is not as it was written, unless `intact_only`.
+        MissingFileError: If one was written and is not there, unless `intact_only`.
         StorageError: If one cannot be read.
     """
     if store.kind(path) != "directory":
         return []
 
-    names = sorted(_of_models(store.list_directory(path)))
-    folders = frozenset(store.list_folders(path)) if names else ()
-    files = [name for name in names if name not in folders]
-    return [Document(name, store.read_file(os.path.join(path, name))) for name in files]
+    there = store.list_directory(path)
+    if not any(True for _ in _of_models(there)) and INTEGRITY not in there:
+        return []
+
+    try:
+        sealed = SealedDocuments.open(store, path, frozenset(there))
+    except CorruptCheckpointError:
+        if not intact_only:
+            raise
+
+        sealed = SealedDocuments(store, path)
+
+    recorded = [name for name in sealed.recorded.documents if "/" not in name]
+    folders = frozenset(store.list_folders(path))
+    found: list[Document] = []
+    for name in sorted({*_of_models(there), *_of_models(recorded)} - folders):
+        try:
+            found.append(Document(name, sealed.read(name)))
+        except CorruptCheckpointError:
+            if not intact_only:
+                raise
+
+    return found
 
 
 def _of_models(names: Iterable[str]) -> Iterable[str]:

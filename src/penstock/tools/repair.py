@@ -34,7 +34,9 @@ from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
 from penstock.stores.store_finder import StoreFinder
+from penstock.tools.carried_files import carried_files
 from penstock.tools.repair_report import RepairReport
 from penstock.tools.rewriting import Rewriting, budget, check_apart
 from penstock.tools.salvage import Salvage, find_damage
@@ -138,8 +140,12 @@ class _Repair:
                 problem = problems[0] if problems else "it has no leaves"
                 raise CorruptCheckpointError(start, f"holds nothing that can be saved: {problem}")
 
-            layout = SafetensorsLayout() if is_tensors else None
-            report = await self.rewriting.save(source, final, items, layout)
+            carried: list[Document] = []
+            if not final.endswith(SUFFIX):
+                carried = await threads.run(partial(carried_files, store, start, intact_only=True))
+
+            layout = SafetensorsLayout(beside=[file.path for file in carried]) if is_tensors else None
+            report = await self.rewriting.save(source, final, items, layout, beside=carried)
 
         kind: Literal["orbax", "safetensors"] = "safetensors" if is_tensors else "orbax"
         return RepairReport(start, final, report.nbytes, tuple(salvage.leaves), kind)

@@ -9,14 +9,21 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.errors import DestinationExistsError, InvalidLeafError, PathError, SpecError
+from penstock.errors import (
+    ChecksumError,
+    DestinationExistsError,
+    InvalidLeafError,
+    MissingFileError,
+    PathError,
+    SpecError,
+)
 from penstock.handlers import LocalStore
 from penstock.handlers.formats.safetensors.pretrained_layout import PretrainedLayout, in_natural_order
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
@@ -150,6 +157,33 @@ class TestFilesBeside:
 
         assert report.status == "damaged"
         assert "config.json" in str(report.damages[0])
+
+    def test_a_damaged_or_lost_one_is_not_carried_on(self, model: Path, tmp_path: Path) -> None:
+        penstock.sync.convert(model, tmp_path / "orbax")
+        (tmp_path / "orbax/config.json").write_text("{}")
+        with pytest.raises(ChecksumError, match=r"config\.json"):
+            penstock.sync.convert(tmp_path / "orbax", tmp_path / "back", format="huggingface")
+
+        (tmp_path / "orbax/config.json").unlink()
+        with pytest.raises(MissingFileError, match=r"config\.json"):
+            penstock.sync.convert(tmp_path / "orbax", tmp_path / "back", format="huggingface")
+
+        assert not (tmp_path / "back").exists()
+
+    @pytest.mark.parametrize("written", ["orbax", "safetensors"])
+    def test_a_repair_takes_those_that_are_intact(
+        self, model: Path, tmp_path: Path, written: Literal["orbax", "safetensors"]
+    ) -> None:
+        penstock.sync.convert(model, tmp_path / "damaged", format=written)
+        if written == "orbax":
+            (tmp_path / "damaged/README.md").write_text("changed")
+
+        assert main(["repair", str(tmp_path / "damaged"), str(tmp_path / "repaired")]) == 0
+
+        expected = self.CARRIED - ({"README.md"} if written == "orbax" else set())
+        repaired = {path.name for path in (tmp_path / "repaired").iterdir()}
+        assert repaired & self.CARRIED == expected
+        assert penstock.sync.verify(tmp_path / "repaired").status == "intact"
 
     def test_orbax_reads_a_checkpoint_that_has_them(self, model: Path, tmp_path: Path) -> None:
         import orbax.checkpoint as ocp
