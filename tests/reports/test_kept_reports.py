@@ -29,7 +29,7 @@ from penstock.reports.kept_reports import (
     read_reports,
 )
 from penstock.reports.report import SaveReport
-from penstock.steps import CheckpointManager, KeepLast
+from penstock.steps import CheckpointManager, Disk, KeepLast
 from penstock.testing import FaultyStore
 
 TREE = {"w": np.ones((4, 4)), "b": np.zeros(3)}
@@ -112,6 +112,27 @@ async def test_the_last_reports_are_kept_wherever_that_is_asked_for(tmp_path: Pa
 
     assert names(tmp_path) == ["b", "c"]
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["d"], "what is read is not written to"
+
+
+@pytest.mark.anyio
+async def test_the_root_keeps_the_reports_of_its_tiers_with_metrics_and_promotions(tmp_path: Path) -> None:
+    near, root = tmp_path / "near", tmp_path / "root"
+    async with CheckpointManager(root, tiers=Disk(near)) as manager:
+        save = await manager.save(1, TREE, metrics={"loss": 0.5})
+        assert save is not None
+        await save
+        await manager.restore(1)
+
+    kept = read_reports(LocalStore(), str(root))
+    assert [(one.name, one.kind, dict(one.metrics)) for one in kept.reports] == [
+        ("1", "save", {"loss": 0.5}),
+        ("1", "restore", {}),
+    ]
+    ((what, name, text),) = [(one.what, one.name, one.text) for one in kept.events if one.what == "promoted"]
+    assert (what, name) == ("promoted", "1")
+    assert text.startswith("to root in ")
+    assert text.endswith("s after its save began")
+    assert not (near / REPORTS).exists()
 
 
 @pytest.mark.anyio

@@ -44,7 +44,7 @@ from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistic
 from penstock.kernel.pipeline.statistics import StageStatistics
 from penstock.kernel.protocols.stores import Store
 from penstock.reports.diagnosis import bottleneck_of, wall_s
-from penstock.reports.report import Row, SaveReport, StageReport, timeline_rows
+from penstock.reports.report import Promotion, Row, SaveReport, StageReport, timeline_rows
 
 # The file is read and written whole. 1,000 reports without details are some 300 kB.
 MOST_REPORTS: Final = 1000
@@ -214,7 +214,7 @@ class ReportKeeper:
         self._writes = writes and self._most > 0
         self._events = events
         self._interval_s, self._flush_s = interval_s, flush_s
-        self._roots: set[str] = set()
+        self._roots: dict[str, str] = {}  # a directory of steps: the one that keeps its reports
         self._metrics: dict[str, dict[str, float | None]] = {}  # of saves to come, by path
         self._noted: dict[str, deque[MakeKept]] = {}  # not written yet, by directory
         self._due: set[str] = set()  # directories in which something else than opening and closing happened
@@ -223,9 +223,16 @@ class ReportKeeper:
         self._under_way: CancelScope | None = None
         self._failed = self._hangs = False
 
-    def keep_below(self, root: str) -> None:
-        """Keep what happens to the steps in a directory of steps."""
-        self._roots.add(root)
+    def keep_below(self, root: str, tiers: Iterable[str] = ()) -> None:
+        """Keep what happens to the steps in a directory of steps, and in its tiers, in that directory."""
+        self._roots |= dict.fromkeys((root, *tiers), root)
+
+    def promoted(self, promotion: Promotion, /) -> None:
+        """Note a step that has come to a tier, or to the root."""
+        folder, name = self._place("save", promotion.path)
+        if folder is not None:
+            lag = "" if promotion.lag_s is None else f", {promotion.lag_s:.3f} s after its save began"
+            self.note(folder, "promoted", name, f"to {promotion.tier} in {promotion.seconds:.3f} s{lag}")
 
     def note_metrics(self, path: str, metrics: Mapping[str, Any] | None) -> None:
         """Note the metrics of a step that is about to be saved: they outlive it in its report."""
@@ -250,7 +257,7 @@ class ReportKeeper:
             yield _ignored
             return
 
-        metrics = self._metrics.pop(path, {}) if kind == "save" else {}
+        metrics = self._metrics.pop(os.path.join(folder, name), {}) if kind == "save" else {}
         with self._memory.watching_peak() as peak:
             try:
                 yield lambda report: self._take(folder, name, report, peak, metrics)
@@ -306,9 +313,9 @@ class ReportKeeper:
         folder, name = os.path.split(path)
         above, step = os.path.split(folder)
         if folder in self._roots:
-            return folder, name
+            return self._roots[folder], name
         if above in self._roots:
-            return above, f"{step}/{name}"  # an item of a step
+            return self._roots[above], f"{step}/{name}"  # an item of a step
 
         # What is restored from elsewhere may be anybody's: nothing is written there.
         return (folder, name) if self._keeps_anywhere and kind == "save" else (None, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "COLUMNS",
+    "Promotion",
     "RestoreReport",
     "Row",
     "SaveReport",
@@ -166,6 +167,18 @@ class SaveReport(StageReport):
         alone = ", kept apart from other savers by single_writer alone" if self.single_writer else ""
         there = "".join([f", in {path} after {s:.3f} s" for path, s in self.promoted_s.items()])
         return f"{whole}{kept}{staged}{alone}{_printable(there)}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A step that is whole in one more tier of its run, or in the root."""
+
+    path: str  #: of the step there
+    tier: str  #: `disk`, `memory`, `root`, or the scheme of a bucket
+    nbytes: int  #: that were copied
+    seconds: float  #: that the copy took
+    lag_s: float | None  #: seconds since its save began; None if that was in an earlier process
 
 
 @final

@@ -46,7 +46,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.pipeline.failures import without_frame
 from penstock.kernel.pipeline.pipeline import Milestone
 from penstock.kernel.protocols.build_place import BuildPlace
-from penstock.reports.report import SaveReport
+from penstock.reports.report import Promotion, SaveReport
 from penstock.steps.catalogue import NamedSteps
 from penstock.steps.joint_tiers import FoundPart, WholeStep, find_parts
 from penstock.steps.keep_policies import Needs, StepInfo
@@ -58,7 +58,7 @@ from penstock.steps.step_directory import delete_step
 from penstock.steps.step_names import NameFormat
 from penstock.steps.tier_record import TierRecord, kind_of, read_record, write_record
 from penstock.steps.tiers import Memory, Tier
-from penstock.telemetry.observers import Promotion, tell_promotion
+from penstock.telemetry.observers import tell_promotion
 from penstock.verification.copying import COPY_WORKERS, CheckpointCopier, CopySource, is_same_checkpoint
 
 if TYPE_CHECKING:

@@ -104,9 +104,6 @@ class StepSaves:
         self._engine = engine
         self._events = engine.events
         self._keeper = engine.report_keeper
-        if options.writes:
-            self._keeper.keep_below(root)
-
         self._root, self._writes = root, options.writes
         self._link = link
         self._names = names if isinstance(names, StepNames) else None
@@ -139,6 +136,9 @@ class StepSaves:
         local = [level.is_local for level in self.levels]
         if local != sorted(local, reverse=True):
             raise SpecError("what all processes see cannot come before what each has on a disk of its own")
+
+        if options.writes:
+            self._keeper.keep_below(root, [level.path for level in self.levels])
 
         self._promotions = Promotions(self.levels, self._delete_what_goes)
         self.held = HeldSteps(self.levels)  #: the steps of all of them

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 __all__ = ("Observer", "OpenTelemetrySpans", "PrometheusMetrics", "Promotion", "PromotionObserver")
 
 if TYPE_CHECKING:
-    from penstock.telemetry.observers import Observer, Promotion, PromotionObserver
+    from penstock.reports.report import Promotion
+    from penstock.telemetry.observers import Observer, PromotionObserver
     from penstock.telemetry.opentelemetry_spans import OpenTelemetrySpans
     from penstock.telemetry.prometheus_metrics import PrometheusMetrics
 else:
@@ -19,7 +20,8 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
-            "penstock.telemetry.observers": ("Observer", "Promotion", "PromotionObserver"),
+            "penstock.reports.report": ("Promotion",),
+            "penstock.telemetry.observers": ("Observer", "PromotionObserver"),
             "penstock.telemetry.opentelemetry_spans": ("OpenTelemetrySpans",),
             "penstock.telemetry.prometheus_metrics": ("PrometheusMetrics",),
         },

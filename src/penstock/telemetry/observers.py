@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = (
     "Observer",
-    "Promotion",
     "PromotionObserver",
     "TellReport",
     "modules_of_observers",
@@ -16,7 +15,6 @@ __all__ = (
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
     from penstock.kernel.memory.regulator import RegulatorStatistics
-    from penstock.reports.report import StageReport
+    from penstock.reports.report import Promotion, StageReport
 
 
 TellReport: TypeAlias = "Callable[[StageReport], object]"
@@ -66,18 +64,6 @@ class Observer(Capability, Protocol):
             statistics: Tells the state of its memory budget, from any thread.
         """
         ...
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Promotion:
-    """A step that is whole in one more tier of its run, or in the root."""
-
-    path: str  #: of the step there
-    tier: str  #: `disk`, `memory`, `root`, or the scheme of a bucket
-    nbytes: int  #: that were copied
-    seconds: float  #: that the copy took
-    lag_s: float | None  #: seconds since its save began; None if that was in an earlier process
 
 
 @runtime_checkable

@@ -14,8 +14,8 @@ from anyio import get_cancelled_exc_class
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from penstock.kernel.memory.regulator import RegulatorStatistics
-from penstock.reports.report import SaveReport, StageReport
-from penstock.telemetry.observers import Promotion, TellReport
+from penstock.reports.report import Promotion, SaveReport, StageReport
+from penstock.telemetry.observers import TellReport
 
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _STALLS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
