@@ -342,6 +342,29 @@ async def test_processes_that_have_other_numbers_find_the_newest_step_in_the_roo
     assert [steps(disk / "run") for disk in disks] == [[6]] * COUNT
 
 
+async def test_a_step_is_whole_over_all_tiers_together(disks: list[Path], tmp_path: Path) -> None:
+    """One process has lost its near tier, and the others have lost the far one."""
+    root = tmp_path / "bucket"
+
+    def options(index: int) -> dict[str, Any]:
+        tiers = [Disk(disks[index] / "near"), Disk(disks[index] / "far")]
+        return {"tiers": tiers, "config": Config(job=JobOptions(local_root=os.fspath(disks[index])))}
+
+    async with opened(root, options) as managers:
+        await finished(managers, 1, 2)
+
+    shutil.rmtree(root / "2")
+    shutil.rmtree(disks[0] / "near" / "2")
+    for disk in disks[1:]:
+        shutil.rmtree(disk / "far" / "2")
+
+    async with opened(root, options) as managers:
+        assert known(managers) == [[1, 2]] * COUNT
+        await check(managers, 2)
+
+    await check_whole(root / "2", 2)
+
+
 async def test_a_step_of_which_a_disk_is_lost_does_not_count(disks: list[Path], tmp_path: Path) -> None:
     root = tmp_path / "bucket"
     await keep(root, disks, durable=1, kept=5)

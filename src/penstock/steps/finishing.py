@@ -1,7 +1,7 @@
 """Finishes what a manager that died has left in a tier: `python -m penstock.steps.finishing TIER`.
 
 A keeper runs it in a process of its own when the training that saved into it is gone. It opens a manager on
-the same tiers and root, which brings the newest step wherever it is not yet, and deletes nothing.
+the same tiers and root, which brings the newest step wherever it is not yet, and deletes no step.
 
 Of a job, each keeper has parts of the steps. So each runs it for each process that was there, and these
 processes agree as those of the job did; by files in the root, since the service of the job has ended with it.

@@ -63,7 +63,7 @@ def find_parts(store: Store, path: str, names: NameFormat, known: Container[str]
     for place in (path, *places_beside(store, path)):
         for step, name in on_disk.find_steps(store, place, names).items():
             at = f"{place}/{name}"
-            if at in known:
+            if at in known or not reader.is_part(at):  # which takes one look; the mark takes several
                 continue
 
             try:
