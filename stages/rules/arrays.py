@@ -27,7 +27,7 @@ __all__ = (
     "View",
     "evaluate",
     "loaded_boxes",
-    "moved",
+    "move",
 )
 
 import itertools
@@ -388,14 +388,14 @@ def _reshaped(inner: Array, box: Bounds, outer: Bounds) -> Piece:
 
 def together(pieces: Sequence[Piece], box: Bounds, dtype: np.dtype[Any]) -> Computed:
     """Return the pieces of a box as one."""
-    places = [
+    places: list[tuple[Any, ...]] = [
         tuple([slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(piece.bounds, box, strict=True)])
         for piece in pieces
     ]
 
     def fill(parts: Sequence[NdArray], made: NdArray) -> None:
         for place, part in zip(places, parts, strict=True):
-            moved(made)[place] = moved(part)
+            move(part, made[(*place, ...)])  # which is an array, even without axes
 
     return Computed(tuple([hi - lo for lo, hi in box]), dtype, tuple(pieces), fill)
 
@@ -573,6 +573,33 @@ class Constant:
 def moved(array: NdArray) -> NdArray:
     """Return the elements as what they are moved as."""
     return array.view(_MOVED_AS.get(array.dtype.itemsize, array.dtype))
+
+
+_BLOCK: Final = 256
+"""Rows and columns that are moved together: their lines stay in the cache of a processor."""
+
+
+def move(part: NdArray, to: NdArray) -> None:
+    """Copy elements, bit for bit. Of a large transposed part block by block, which takes half as long."""
+    source, place = moved(part), moved(to)
+    inner = {_innermost(array) for array in (source, place)}
+    if len(inner) < 2 or max(source.shape[axis] for axis in inner) <= _BLOCK:
+        place[...] = source
+        return
+
+    one, other = sorted(inner)
+    block: list[Any] = [slice(None)] * source.ndim
+    for first in range(0, source.shape[one], _BLOCK):
+        block[one] = slice(first, first + _BLOCK)
+        for second in range(0, source.shape[other], _BLOCK):
+            block[other] = slice(second, second + _BLOCK)
+            place[tuple(block)] = source[tuple(block)]
+
+
+def _innermost(array: NdArray) -> int:
+    """Return the axis whose elements are nearest to each other; 0 if there is none."""
+    axes = [axis for axis, size in enumerate(array.shape) if size > 1]
+    return min(axes, key=array.strides.__getitem__, default=0)
 
 
 def _with(values: tuple[Any, ...], axis: int, value: Any) -> tuple[Any, ...]:

@@ -393,8 +393,8 @@ def _make(
     shape = [hi - lo for lo, hi in region.bounds]
     whole = np.frombuffer(region.view(), np.uint8).view(dtype).reshape(shape)
     within = zip(piece.bounds, region.bounds, strict=True)
-    place = tuple([slice(lo - first, hi - first) for (lo, hi), (first, _) in within])
-    arrays.moved(whole)[place] = arrays.moved(made)
+    place: tuple[Any, ...] = tuple([slice(lo - first, hi - first) for (lo, hi), (first, _) in within])
+    arrays.move(made, whole[(*place, ...)])
     for box in boxes.values():
         box.let_go()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from penstock.kernel import KeyKind, Leaf, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.reads import Destination, Read
 from penstock.kernel.protocols.written import Written
-from penstock.rules import Rule, Rules
+from penstock.rules import Concat, Pad, Repeat, Reshape, Rule, Rules, Select, Split, Transpose
 from penstock.stages.rules.derived import derive
 
 PIECE = 37
@@ -104,3 +105,28 @@ def test_rules_make_what_numpy_makes(
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
         assert same_bits(found[name], array), name
+
+
+SIZES = {"a": 3, "b": 4, "c": 2}
+THREE = {name: np.arange(2 * size, dtype=np.int16).reshape(size, 2) for name, size in SIZES.items()}
+JOINED = Concat(["a", "b", "c"], "d")
+CHAINS: list[list[Rule]] = [
+    [JOINED, Select("d", start=1, step=3)],  # a step that does not begin where a part does
+    [JOINED, Select("d", start=1, step=5)],
+    [JOINED, Select("d", indices=(8, 2, 3, 0, 0))],
+    [JOINED, Reshape("d", shape=(2, 9))],  # over the edges of parts
+    [JOINED, Transpose("d"), Reshape("d", shape=(6, 3)), Select("d", axis=1, step=2)],
+    [JOINED, Repeat("d", times=3), Select("d", start=2, stop=20, step=4)],
+    [JOINED, Pad("d", to_size=12, value=7), Split("d", ["e", "f"], sizes=(5, 7))],
+]
+
+
+@pytest.mark.parametrize("rules", CHAINS)
+@pytest.mark.parametrize("piece_bytes", [1, 6, 100])
+def test_rules_over_what_was_joined_make_what_numpy_makes(
+    tmp_path: Path, rules: list[Rule], piece_bytes: int
+) -> None:
+    found = read_all(derive(Rules(rules), PlainFile(str(tmp_path / "file"), THREE, False)), piece_bytes)
+    wanted = apply_plainly(rules, THREE)
+    assert found.keys() == wanted.keys()
+    assert all(same_bits(found[name], array) for name, array in wanted.items())
