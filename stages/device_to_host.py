@@ -46,10 +46,10 @@ PACKED_TOGETHER_BELOW = 16 * PACKED_BELOW  # for a leaf in several chunks: they 
 AT_ONCE: Final = min(4, os.cpu_count() or 1)
 """Groups that the processors copy at the same time."""
 
-TIGHT = 2**30
-"""Below this budget, copies made by jax are copied again, by a single thread, into memory that returns to
-the system when freed. Otherwise the freed copies that the allocator keeps per thread would exceed the budget
-several times. For larger budgets that is little, and speed matters more."""
+TIGHT: Final = 2**30
+"""Below this budget, unless another is set, copies made by jax are copied again, by a single thread, into
+memory that returns to the system when freed. Otherwise the freed copies that the allocator keeps per thread
+would exceed the budget several times. For larger budgets that is little, and speed matters more."""
 
 
 @final
@@ -67,9 +67,12 @@ class DeviceToHost:
         copies_first: Whether what is on the host is passed on only when all is there, or memory is short:
             the save is staged sooner, since the stages after this one take no processors from the copies,
             and written later.
+        one_thread_below: The budget below which a single thread makes all copies, in bytes: they take less
+            memory and more time. 0 if nothing is copied that jax allocates.
     """
 
     copies_first: bool = False
+    one_thread_below: int = TIGHT
 
     messages: ClassVar[Messages] = {LeafBatch: StagedBatch}
     advice: ClassVar[Advice] = Advice(
@@ -88,7 +91,7 @@ class DeviceToHost:
         """Yield the actor of one save."""
         # Under a tight budget one thread makes all copies: what jax allocates for a moment stays in the
         # pool of each thread that copies, 120 MiB in all; with one thread 72.
-        if run.memory.limit >= TIGHT:
+        if run.memory.limit >= self.one_thread_below:
             yield _Stager(run, run.threads, copies_first=self.copies_first).stage
             return
 

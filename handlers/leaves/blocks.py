@@ -231,7 +231,7 @@ class HostRegion:
         return HostRegion(self.bounds, self.dtype)
 
     def adopt(self, memory: memoryview) -> None:
-        """Use these bytes, read-only, instead of allocating memory. Call it before the first access."""
+        """Use these bytes instead of allocating memory. Call it before the first access."""
         with self._lock:
             assert self._array is None, "the region has memory already"
             self._array = np.frombuffer(memory, np.uint8).view(self.dtype).reshape(self.shape)

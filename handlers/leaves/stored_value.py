@@ -21,7 +21,8 @@ __all__ = (
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -34,6 +35,7 @@ from crc32c import crc32c
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.handlers.leaves.blocks import HostRegion, boxes
+from penstock.handlers.leaves.spill import Spill
 from penstock.kernel.errors import (
     ChecksumError,
     InvalidLeafError,
@@ -41,6 +43,7 @@ from penstock.kernel.errors import (
     TruncatedDataError,
     UnsupportedFormatError,
 )
+from penstock.kernel.memory.buffers import UsedMemory
 from penstock.kernel.memory.memory_limit import check_available
 from penstock.kernel.protocols.layouts import CutLeaves, StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf, StoredRows
@@ -66,6 +69,8 @@ from penstock.kernel.protocols.written import PiecePlan
 # Planning costs by the chunk: an array of very many tiny chunks is stored anew as one.
 _MANY_CHUNKS: Final = 1024
 _SMALL_CHUNK: Final = 4096
+_GATHER_BYTES: Final = 32 * 2**20
+_SPILLED_FROM: Final = 8  #: times what is gathered at once; smaller leaves are come back to a few times
 _WINDOW: Final = 16384
 """Pieces planned together. What two windows need of one checksummed range is read by both."""
 
@@ -79,30 +84,53 @@ class SourceFiles:
     """The files of a checkpoint that is being read; only the last few used are kept open.
 
     A checkpoint may have more files than a process may open, and opening a file costs more than reading
-    a small leaf. Thread-safe; reads run one at a time.
+    a small leaf. Thread-safe; reads of several threads run at the same time.
 
     Args:
         store: The store that holds the files.
         most: How many files may be open at once.
+        gather_bytes: How much of a leaf whose elements change their order is made at a time.
+        spill_directory: Where temporary files of such leaves are; None for the system's.
     """
 
-    __slots__ = ("_lock", "_most", "_open", "_store")
+    __slots__ = ("_lock", "_most", "_open", "_store", "gather_bytes", "memory", "spill_directory")
 
-    def __init__(self, store: Store, most: int = 32) -> None:
+    def __init__(
+        self,
+        store: Store,
+        most: int = 32,
+        gather_bytes: int = _GATHER_BYTES,
+        spill_directory: str | None = None,
+    ) -> None:
+        self.memory = UsedMemory(2 * gather_bytes)  #: for what is read
+        self.gather_bytes = gather_bytes
+        self.spill_directory = spill_directory
         self._store = store
         self._most = most
         self._lock = Lock()
-        self._open: dict[str, ReadableFile] = {}  # the most recently used one is last
+        self._open: dict[str, _OpenFile] = {}  # the most recently used one is last
 
     def read_at(self, path: str, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from the file at `path`. Raises the same errors as `ReadableFile.read_at`."""
-        with self._lock:
-            file = self._open.pop(path, None) or self._store.open_data_file(path)
-            self._open[path] = file
-            if len(self._open) > self._most:
-                self._open.pop(next(iter(self._open))).close()
-
+        with self._reading(path) as file:
             file.read_at(offset, [buffer])
+
+    @contextmanager
+    def _reading(self, path: str) -> Generator[ReadableFile]:
+        """Yield an open file, which stays open meanwhile."""
+        with self._lock:
+            opened = self._open.pop(path, None) or _OpenFile(self._store.open_data_file(path))
+            self._open[path] = opened
+            opened.n_readers += 1
+            idle = [known for known, each in self._open.items() if not each.n_readers]
+            for known in idle[: max(len(self._open) - self._most, 0)]:
+                self._open.pop(known).file.close()
+
+        try:
+            yield opened.file
+        finally:
+            with self._lock:
+                opened.n_readers -= 1
 
     def read_runs(self, path: str, offset: int, runs: Runs, buffer: memoryview) -> bool:
         """Read ranges of a file into the buffer, if that is faster than to read all that they span.
@@ -110,19 +138,25 @@ class SourceFiles:
         Returns:
             Whether they were read.
         """
-        with self._lock:
-            file = self._open.get(path)
-            if not isinstance(file, ReadsRuns):  # at its first read it is opened for the span
+        with self._reading(path) as file:
+            if not isinstance(file, ReadsRuns):
                 return False
 
             file.read_runs((offset + at for at in runs.offsets()), runs.nbytes, buffer)
             return True
 
     def close(self) -> None:
-        """Close all open files. Idempotent."""
+        """Close all open files. Idempotent; called when nobody reads any more."""
+        self.memory.clear()
         with self._lock:
             while self._open:
-                self._open.popitem()[1].close()
+                self._open.popitem()[1].file.close()
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    file: ReadableFile
+    n_readers: int = 0  #: threads that read now: it is not closed meanwhile
 
 
 @final
@@ -356,7 +390,7 @@ def _cost(value: StoredValue, region: _Region) -> int:
 
 def _slabs(
     value: StoredValue, spec: LeafSpec, chunk: tuple[int, ...], bounds: _Bounds, piece_bytes: int
-) -> Iterator[_Region]:
+) -> Iterator[_Region | PiecePlan]:
     """Cut a chunk along its first axis, at the stored chunks' edges, so that each of those is read once.
 
     A piece holds at least one row of stored chunks, because encoded chunks cannot be cut. It may therefore
@@ -370,6 +404,12 @@ def _slabs(
 
     if isinstance(value.checkpoint, CutLeaves) and value.checkpoint.is_cut_freely(value.stored):
         corner, shape = [lo for lo, _ in bounds], tuple([hi - lo for lo, hi in bounds])
+        gathered = max(1, value.files.gather_bytes // dtype.itemsize)
+        block = value.checkpoint.block_shape(value.stored, max(1, gathered // 2), _SPILLED_FROM * gathered)
+        if block is not None:
+            yield from _spilled(value, spec, chunk, bounds, block, piece_bytes)
+            return
+
         most = max(1, piece_bytes // dtype.itemsize)
         if _is_gathered(value, bounds, most, piece_bytes):
             most *= _WIDER
@@ -410,16 +450,62 @@ def _is_gathered(value: StoredValue, bounds: _Bounds, most: int, piece_bytes: in
     )
 
 
+def _spilled(
+    value: StoredValue,
+    spec: LeafSpec,
+    chunk: tuple[int, ...],
+    bounds: _Bounds,
+    block: tuple[int, ...],
+    piece_bytes: int,
+) -> Iterator[PiecePlan]:
+    """Plan the pieces of a chunk that go through a temporary file."""
+    size = value.stored_dtype.itemsize
+    plain = replace(value, dtype=None)
+    compared: set[_Range] = set()
+    lock = Lock()
+
+    def read(within: _Bounds) -> memoryview:
+        reads = list(_reads(plain, within, value.files.gather_bytes))
+        with lock:
+            first = _first_time(reads, compared)
+
+        del reads  # they hold the memory that they fill
+        return _take_region(plain, within, value.files.gather_bytes, _Comparison({}, first))
+
+    spill = Spill(value.stored.spec.shape or (), size, block, value.files.spill_directory, read)
+    corner = [lo for lo, _ in bounds]
+    for box in boxes(tuple([hi - lo for lo, hi in bounds]), max(1, value.files.gather_bytes // size)):
+        place = zip(corner, box.starts, box.sizes, strict=True)
+        part = tuple([(lo + at, lo + at + n) for lo, at, n in place])
+        start, nbytes = box.first * spec.itemsize, box.n_elements * spec.itemsize
+        cost = _cost(value, _Region(chunk, start, nbytes, part)) + piece_bytes
+        yield PiecePlan(chunk, start, nbytes, cost, partial(_take_spilled, value, spill, part, piece_bytes))
+
+
+def _take_spilled(value: StoredValue, spill: Spill, bounds: _Bounds, piece_bytes: int) -> memoryview:
+    region = _region(value, bounds)
+    spill.fill(region, piece_bytes)
+    return _cast(region.view(), value)
+
+
 def _take_direct(value: StoredValue, read: DirectRead) -> memoryview:
-    buffer = np.empty(read.nbytes, np.uint8).data
+    buffer = value.files.memory.take(read.nbytes)
     _fill(value, read, buffer)
     return _cast(buffer, value)
+
+
+def _region(value: StoredValue, bounds: _Bounds) -> HostRegion:
+    region = HostRegion(bounds, value.stored_dtype)
+    if region.nbytes:
+        region.adopt(value.files.memory.take(region.nbytes))
+
+    return region
 
 
 def _take_region(
     value: StoredValue, bounds: _Bounds, piece_bytes: int, comparison: _Comparison = _NOTHING
 ) -> memoryview:
-    region = HostRegion(bounds, stored_dtype(value.stored))
+    region = _region(value, bounds)
     _take(value, value.checkpoint.reads(0, value.stored, region, piece_bytes), comparison)
     return _cast(region.view(), value)
 
@@ -430,6 +516,9 @@ def _take(value: StoredValue, reads: Iterable[Read], comparison: _Comparison) ->
         assert not isinstance(read, SharedRead), "a leaf that is read alone shares no read"
         match read:
             case TileRead():
+                for box in read.boxes:
+                    box.adopt(value.files.memory.take(box.nbytes))
+
                 for one in read.reads:
                     if isinstance(one, CheckedRead) and _range_of(one) not in left:
                         _take(value, one.parts, _NOTHING)
@@ -449,7 +538,7 @@ def _take(value: StoredValue, reads: Iterable[Read], comparison: _Comparison) ->
                 if read.crc32c is None and _take_runs(value, read):
                     continue
 
-                buffer = np.empty(read.nbytes, np.uint8).data
+                buffer = value.files.memory.take(read.nbytes)
                 _fill(value, read, buffer)
                 read.scatter(buffer)
             case CheckedRead():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "MAPPED_FROM",
+    "UsedMemory",
     "anonymous_memory",
     "file_memory",
     "give_back_freed_memory",
@@ -16,11 +17,12 @@ import ctypes
 import mmap
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final, cast, final
 
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge pages by advice
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
@@ -91,6 +93,58 @@ def scratch_memory(nbytes: int) -> memoryview:
         return memoryview(bytearray(nbytes))
 
     return anonymous_memory(nbytes, huge_pages=huge_pages_are_cheap())
+
+
+@final
+class UsedMemory:
+    """Memory that is used again as soon as its last view is gone: fresh pages cost as much as a copy.
+
+    For any thread.
+
+    Args:
+        most: Bytes that are kept for later, at most.
+    """
+
+    __slots__ = ("_free", "_lock", "_most", "_n_free")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._free: dict[int, list[memoryview]] = {}  # by length
+        self._n_free = 0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return memory with anything in it; from `MAPPED_FROM` on it begins on a page."""
+        if nbytes < MAPPED_FROM:
+            return memoryview(bytearray(nbytes))
+
+        with self._lock:
+            known = self._free.get(nbytes)
+            found = known.pop() if known else None
+            if found is not None:
+                self._n_free -= nbytes
+
+        memory = scratch_memory(nbytes) if found is None else found
+        lent = (ctypes.c_ubyte * nbytes).from_buffer(memory)  # another object for each use
+        weakref.finalize(lent, self._give_back, memory).atexit = False
+        return memoryview(lent).cast("B")
+
+    def _give_back(self, memory: memoryview) -> None:
+        # Called by the collector, in any thread, also in one that holds the lock: it never waits for that.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._n_free + len(memory) <= self._most:
+                self._free.setdefault(len(memory), []).append(memory)
+                self._n_free += len(memory)
+        finally:
+            self._lock.release()
+
+    def clear(self) -> None:
+        """Return what is not used to the system, and keep no more."""
+        with self._lock:
+            self._most, self._n_free = 0, 0
+            self._free.clear()
 
 
 def file_memory(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryview:

@@ -174,6 +174,16 @@ class CutLeaves(Capability, Protocol):
         """Return whether any box of a leaf can be read without more of it."""
         ...
 
+    def block_shape(self, stored: StoredLeaf, most: int, far: int) -> tuple[int, ...] | None:
+        """Return boxes that are made of stored elements next to each other; None if those in C order are.
+
+        Args:
+            stored: A leaf that is cut freely.
+            most: Elements that a box may have.
+            far: If fewer elements change their order together, None: they are read a few times instead.
+        """
+        ...
+
 
 @runtime_checkable
 class LeafColumns(Capability, Protocol):

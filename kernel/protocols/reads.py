@@ -76,13 +76,13 @@ class Destination(Protocol):
 
 @runtime_checkable
 class AdoptsMemory(Capability, Protocol):
-    """A `Destination` that can use memory that is already filled."""
+    """A `Destination` that can use memory of others, which may be filled already."""
 
     @property
     def nbytes(self) -> int: ...
 
     def adopt(self, memory: memoryview) -> None:
-        """Use these read-only bytes instead of its own memory. Called before the first access."""
+        """Use these bytes instead of its own memory. Called before the first access."""
         ...
 
 
@@ -436,6 +436,7 @@ class TileRead:
     reads: tuple[DirectRead | ScatterRead | CheckedRead | DriverRead, ...]
     make: Callable[[], None]  #: blocking; fills the destination, and frees what was read
     made_nbytes: int  #: host bytes of what is read, and of what is made on the way
+    boxes: tuple[AdoptsMemory, ...] = ()  #: where the reads go: who performs them may give them memory
 
     @property
     def nbytes(self) -> int:

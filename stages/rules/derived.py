@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = ("Derivation", "DerivedCheckpoint", "derive")
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,7 @@ from penstock.stages.rules.arrays import Array, Bounds, Computed, Loaded, NdArra
 R = TypeVar("R", bound=Rule)
 
 _MOST_LISTED: Final = 20
+_LOOKED_AT: Final = 64  #: pieces of a leaf
 
 
 class _UnfitError(Exception):
@@ -85,6 +87,10 @@ class Derivation:
     def read_bytes(self) -> int:
         """Return the bytes of the stored boxes that it is made of."""
         return sum([box.cost for piece in self._pieces() for box in arrays.loaded_boxes(piece.base)])
+
+    def first_pieces(self) -> Iterator[Piece]:
+        """Yield the first of the pieces that it is made of: others are like them."""
+        return itertools.islice(self._pieces(), _LOOKED_AT)
 
     def _pieces(self) -> Iterator[Piece]:
         if self.array is None or 0 in self.array.shape:
@@ -166,6 +172,27 @@ class DerivedCheckpoint:
     def is_cut_freely(self, stored: StoredLeaf) -> bool:
         """See `CutLeaves`: made leaves have no chunks."""
         return isinstance(stored.detail, Derivation) and stored.detail.number is None
+
+    def block_shape(self, stored: StoredLeaf, most: int, far: int) -> tuple[int, ...] | None:
+        """Return the boxes to spill a leaf in; see `CutLeaves`."""
+        about = stored.detail
+        pieces = [] if about is None or not isinstance(about, Derivation) else list(about.first_pieces())
+        if not pieces:
+            return None
+
+        view = _stored_view(max(pieces, key=lambda piece: math.prod(piece.view.shape)))
+        steps = [abs(_step(view, axis)) for axis in range(len(view.shape))]
+        axes = [axis for axis, size in enumerate(view.shape) if size > 1]
+        if math.prod(view.shape) <= far or max(axes, key=steps.__getitem__) == axes[0]:
+            return None
+
+        # What is made of several leaves is cut between them first, and then where most is in between.
+        shape = list(stored.spec.shape or ())
+        for axis in sorted(range(len(shape)), key=lambda axis: steps[axis] or math.inf, reverse=True):
+            rest = math.prod(shape) // shape[axis]
+            shape[axis] = max(1, min(shape[axis], most // rest))
+
+        return tuple(shape)
 
     def split(self, separator: str) -> StoredCheckpoint:
         """Refuse: names are split before rules apply. See `NamedTensors`."""
@@ -281,7 +308,8 @@ class _Planner:
             reads += self.source.reads(self.index, leaf, memory, self.piece_bytes)
 
         make = partial(_make, self.source.path, self.name, piece, boxes, self.region, self.array.dtype)
-        return TileRead(self.index, tuple([_alone(read) for read in reads]), make, piece.base.cost)
+        alone = tuple([_alone(read) for read in reads])
+        return TileRead(self.index, alone, make, piece.base.cost, tuple(boxes.values()))
 
 
 def _stored_view(piece: Piece) -> View:
@@ -358,6 +386,9 @@ class _Box:
         self.bounds, self.nbytes = bounds, nbytes
         self._lock = Lock()
         self._memory: NdArray | None = None
+
+    def adopt(self, memory: memoryview) -> None:
+        self._memory = np.frombuffer(memory, np.uint8)
 
     def bytes(self) -> NdArray:
         with self._lock:

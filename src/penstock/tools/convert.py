@@ -24,7 +24,7 @@ from penstock.handlers.formats.untrusted import parse_object
 from penstock.handlers.layouts.discovery import finished_steps
 from penstock.handlers.layouts.item_parts import Parts
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
-from penstock.handlers.stores.publishing.paths import path_or_url, path_to_save_to
+from penstock.handlers.stores.publishing.paths import path_or_url, path_to_save_to, scheme_of
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.inspection.file_sizes import files_below
 from penstock.kernel.concurrency.threads import Threads
@@ -320,7 +320,8 @@ class _Conversion:
 
     async def _convert_once(self, start: str, final: str, source: Reading) -> SaveReport:
         store, threads = self.rewriting.origin, self.threads
-        async with self.rewriting.source_files(threads) as files:
+        spills = None if scheme_of(final) is not None else os.path.dirname(final)
+        async with self.rewriting.source_files(threads, spills) as files:
             asked = self.reading
             take = partial(_whole, files)
             changes = asked.changes()

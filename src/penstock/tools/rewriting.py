@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path
 from penstock.checkpointer.parts import MemoryKeywords, config_and_regulator
@@ -33,10 +33,13 @@ from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 from penstock.reports.report import SaveReport
+from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.files import closing
 from penstock.stages.messages.batching import plan_of
 from penstock.stages.resume import RECORD_BYTES, EndRecord, Record, Resume
 from penstock.tools.stored_items import StoredItems
+
+_MOST_GATHERED: Final = 512 * 2**20
 
 Limits: TypeAlias = "tuple[int | str | None, int | str | None, int | str | None, int | str | None]"
 """The four bounds of `MemoryKeywords`, in their order."""
@@ -97,9 +100,18 @@ class Rewriting:
         return self.store if self.source is None else self.source
 
     @asynccontextmanager
-    async def source_files(self, threads: Threads) -> AsyncGenerator[SourceFiles]:
-        """Yield what opens the source's files, and close them at the end."""
-        files = SourceFiles(self.origin)
+    async def source_files(
+        self, threads: Threads, spill_directory: str | None = None
+    ) -> AsyncGenerator[SourceFiles]:
+        """Yield what opens the source's files, and close them at the end.
+
+        Args:
+            threads: That close them.
+            spill_directory: Where temporary files are; None for the system's.
+        """
+        # As much as an eighth of the budget: two threads have four such pieces in hand, and their sources.
+        gather_bytes = max(1, min(self.memory.limit // 8, _MOST_GATHERED))
+        files = SourceFiles(self.origin, gather_bytes=gather_bytes, spill_directory=spill_directory)
         async with closing(threads, lambda: [files]):
             yield files
 
@@ -144,7 +156,10 @@ class Rewriting:
             await source.end()
             return committed
 
-        pipeline = _short_queues(save_pipeline()).insert_before("finalize", unchanged, called="unchanged")
+        pipeline = _short_queues(save_pipeline())
+        # What is stored is read into memory that is counted, by as many threads as there are processors.
+        pipeline = pipeline.replace("device_to_host", DeviceToHost(one_thread_below=0))
+        pipeline = pipeline.insert_before("finalize", unchanged, called="unchanged")
         if beside:
             pipeline = pipeline.insert_after("flatten", _adding(beside), called="beside")
         if resume is not None:

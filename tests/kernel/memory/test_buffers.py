@@ -9,6 +9,7 @@ import pytest
 from penstock.kernel.memory import buffers
 from penstock.kernel.memory.buffers import (
     MAPPED_FROM,
+    UsedMemory,
     anonymous_memory,
     huge_pages_are_cheap,
     in_separate_memory,
@@ -80,3 +81,40 @@ def test_huge_pages_are_dear_where_the_host_gets_free_ones_back(
         assert huge_pages_are_cheap() == are_cheap
     finally:
         huge_pages_are_cheap.cache_clear()
+
+
+def address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+def test_memory_is_used_again_when_its_last_view_is_gone_and_not_before() -> None:
+    used = UsedMemory(4 * MIB)
+    first = used.take(2 * MIB)
+    at, part = address(first), first[5:10]
+    del first
+    assert address(used.take(2 * MIB)) != at  # a part of it is still seen
+
+    del part
+    again = used.take(2 * MIB)
+    assert address(again) == at
+    assert len(again) == 2 * MIB
+    assert not again.readonly
+
+
+def test_no_more_memory_is_kept_than_was_said() -> None:
+    used = UsedMemory(4 * MIB)
+    gc.collect()
+    before = resident()
+    taken = [used.take(2 * MIB) for _ in range(8)]
+    for at in range(8):
+        taken[at][:] = bytes(2 * MIB)
+
+    assert resident() - before > 15 * MIB
+    del taken
+    assert resident() - before < 6 * MIB
+    used.clear()
+    assert resident() - before < 2 * MIB
+    kept = used.take(2 * MIB)
+    kept[:] = bytes(2 * MIB)
+    del kept
+    assert resident() - before < 2 * MIB  # after `clear`, nothing is kept

@@ -1,0 +1,95 @@
+"""A leaf that is written in blocks and read in slabs."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from penstock.errors import StorageError
+from penstock.handlers.leaves.blocks import HostRegion
+from penstock.handlers.leaves.spill import Spill
+
+Bounds: TypeAlias = tuple[tuple[int, int], ...]
+
+VALUES = np.arange(7 * 33 * 20, dtype=np.uint16).reshape(7, 33, 20)
+
+
+def block_of(values: npt.NDArray[np.uint16], bounds: Bounds) -> memoryview:
+    part = values[tuple([slice(lo, hi) for lo, hi in bounds])]
+    return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+
+
+def filled(spill: Spill, bounds: Bounds, piece_bytes: int = 1 << 20) -> npt.NDArray[np.uint16]:
+    region = HostRegion(bounds, np.dtype(np.uint16))
+    spill.fill(region, piece_bytes)
+    return np.asarray(region.array())
+
+
+@pytest.mark.parametrize("block", [(7, 33, 20), (1, 1, 1), (7, 8, 20), (3, 33, 7), (2, 5, 3)])
+@pytest.mark.parametrize("piece_bytes", [64, 1 << 20])
+def test_any_region_is_what_the_blocks_were_made_of(
+    block: tuple[int, ...], piece_bytes: int, tmp_path: Path
+) -> None:
+    asked: list[Bounds] = []
+
+    def read(bounds: Bounds) -> memoryview:
+        asked.append(bounds)
+        return block_of(VALUES, bounds)
+
+    spill = Spill(VALUES.shape, 2, block, str(tmp_path), read)
+    for bounds in (((0, 7), (0, 33), (0, 20)), ((2, 3), (0, 33), (0, 20)), ((1, 6), (7, 30), (3, 19))):
+        wanted = VALUES[tuple([slice(lo, hi) for lo, hi in bounds])]
+        assert np.array_equal(filled(spill, bounds, piece_bytes), wanted)
+
+    assert len(asked) == len(set(asked))  # each block is made once
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
+def test_threads_that_ask_at_once_make_the_blocks_together(tmp_path: Path) -> None:
+    both = Barrier(2)
+
+    def read(bounds: Bounds) -> memoryview:
+        both.wait(timeout=20)  # so no thread makes all of them
+        return block_of(VALUES, bounds)
+
+    spill = Spill(VALUES.shape, 2, (7, 33, 10), str(tmp_path), read)
+    with ThreadPoolExecutor(2) as threads:
+        halves = list(threads.map(lambda rows: filled(spill, (rows, (0, 33), (0, 20))), [(0, 4), (4, 7)]))
+
+    assert np.array_equal(np.concatenate(halves), VALUES)
+
+
+def test_a_block_that_cannot_be_made_fails_all_who_ask(tmp_path: Path) -> None:
+    both = Barrier(2)
+
+    def read(bounds: Bounds) -> memoryview:
+        both.wait(timeout=20)
+        if bounds[2][0]:
+            raise StorageError("read", "source", "is gone")
+
+        return block_of(VALUES, bounds)
+
+    spill = Spill(VALUES.shape, 2, (7, 33, 10), str(tmp_path), read)
+
+    def said(_: int) -> str:
+        with pytest.raises(StorageError) as raised:
+            filled(spill, ((0, 7), (0, 33), (0, 20)))
+
+        return raised.value.problem
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(said, range(2))) == ["is gone"] * 2
+
+    assert said(0) == "is gone"
+
+
+def test_a_directory_that_is_not_there_is_named() -> None:
+    spill = Spill(VALUES.shape, 2, (7, 33, 10), "/not/there", lambda bounds: block_of(VALUES, bounds))
+    with pytest.raises(StorageError, match="/not/there"):
+        filled(spill, ((0, 7), (0, 33), (0, 20)))
