@@ -70,7 +70,7 @@ from penstock.kernel.protocols.written import PiecePlan
 _MANY_CHUNKS: Final = 1024
 _SMALL_CHUNK: Final = 4096
 _GATHER_BYTES: Final = 32 * 2**20
-_SPILLED_FROM: Final = 8  #: times what is gathered at once; smaller leaves are come back to a few times
+_SPILLED_FROM: Final = 32  #: times what is gathered at once; smaller leaves are read in runs
 _WINDOW: Final = 16384
 """Pieces planned together. What two windows need of one checksummed range is read by both."""
 
