@@ -124,10 +124,10 @@ def _head(chosen: Chosen, items: Sequence[ItemFacts], output: Output) -> None:
         shown = [f"{name} {metric_text(metrics, name)}" for name in names_of_metrics(metrics)]
         output.note(" · ".join(["metrics", *shown]))
     custom = dict(first.custom_metadata or {})
-    made: Any = custom.pop(MADE_BY, None)
+    made = _mapping(custom.pop(MADE_BY, None))
     if custom:
         output.note(f"custom metadata {json.dumps(custom)}")
-    for line in _made_lines(_mapping(made)) if isinstance(made, dict) else ():
+    for line in _made_lines(made) if made else ():
         output.note(line)
 
     for item in items:
