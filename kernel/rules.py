@@ -123,7 +123,7 @@ def pattern(text: str) -> Pattern:
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of some leaves.
+    """An operation on some leaves.
 
     Attributes:
         operation: Its key in TOML.

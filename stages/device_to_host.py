@@ -209,26 +209,10 @@ class _Stager:
 
                 following = next(groups, None)
                 if group.is_plain_copy and not tight:
-                    with ExitStack() as leases:
-                        leases.enter_context(releasing(lease))
-                        copied = [(group, lease)]
-                        while following is not None and following.is_plain_copy and len(copied) < AT_ONCE:
-                            lease = self._run.memory.acquire_nowait(following.cost, flow=self._run.flow)
-                            if lease is None:
-                                break
-
-                            leases.enter_context(releasing(lease))
-                            copied.append((following, lease))
-                            following = next(groups, None)
-
-                        batches = await self._copy([group for group, _ in copied])
-
-                    held += [
-                        replace(one, staged=each) for one, (_, each) in zip(batches, copied, strict=True)
-                    ]
-                    if not self._copies_first:
-                        while held:
-                            yield held.pop(0)
+                    copied, following = await self._copy_several(group, lease, following, groups)
+                    held += copied
+                    while held and not self._copies_first:
+                        yield held.pop(0)
 
                     group, lease, begun = following, None, False
                     continue
@@ -255,6 +239,27 @@ class _Stager:
                 staged.release()
 
             raise
+
+    async def _copy_several(
+        self, first: _Group, lease: ByteLease | None, following: _Group | None, groups: Iterator[_Group]
+    ) -> tuple[list[StagedBatch], _Group | None]:
+        """Copy a group and those after it, as many as there is room for; return them, and the next one."""
+        chosen = [(first, lease)]
+        with ExitStack() as leases:
+            leases.enter_context(releasing(lease))
+            while following is not None and following.is_plain_copy and len(chosen) < AT_ONCE:
+                lease = self._run.memory.acquire_nowait(following.cost, flow=self._run.flow)
+                if lease is None:
+                    break
+
+                leases.enter_context(releasing(lease))
+                chosen.append((following, lease))
+                following = next(groups, None)
+
+            copied = await self._copy([group for group, _ in chosen])
+
+        leased = zip(copied, chosen, strict=True)
+        return [replace(batch, staged=lease) for batch, (_, lease) in leased], following
 
     async def _copy(self, groups: Sequence[_Group]) -> list[StagedBatch]:
         """Copy groups in as many threads: one alone does not fill the way to memory."""

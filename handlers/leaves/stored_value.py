@@ -313,7 +313,7 @@ def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_
 @final
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """What a region compares of ranges that other regions of its leaf need, too."""
+    """The comparisons of a region, in ranges that other regions of its leaf need, too."""
 
     segments: _Segments  #: its own part of each range that is kept in part
     first: frozenset[_Range]  #: of what its tiles are made of: the ranges that no region before it compares

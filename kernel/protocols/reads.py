@@ -160,7 +160,7 @@ class OpaqueChunk:
 @final
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Where in its range the bytes are that a scattered read keeps."""
+    """The places, within its range, of the bytes that a scattered read keeps."""
 
     shape: tuple[int, ...]  #: how many there are along each axis
     strides: tuple[int, ...]  #: bytes from one to the next along each axis
@@ -169,7 +169,7 @@ class Runs:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Their number."""
         return math.prod(self.shape)
 
     def offsets(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""What this process has written into a keeper, and can still read when the keeper is lost.
+"""Builds in a keeper that this process has written, and can still read when the keeper is lost.
 
 A client has descriptors of the pages that it writes, and those stay valid when the keeper has ended. What it
 has written of one checkpoint in this way, together with the documents, is its draft.

@@ -50,7 +50,7 @@ class TierRecord:
 
     @property
     def n_processes(self) -> int:
-        """How many save together."""
+        """The number of those that save together."""
         return max(len(self.processes), 1)
 
     def encode(self) -> bytes:

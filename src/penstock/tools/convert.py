@@ -44,11 +44,11 @@ from penstock.kernel.rules import MADE_BY, Rule, Rules
 from penstock.reports.kept_reports import copy_reports
 from penstock.reports.report import SaveReport
 from penstock.stages.resume import Resume
+from penstock.stages.rules.derived import Derivation, DerivedCheckpoint
 from penstock.steps.step_directory import METRICS, write_root_metadata
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.carried_files import carried_files
 from penstock.tools.leaf_changes import LeafChanges
-from penstock.tools.made_by import made_by
 from penstock.tools.npz_writing import NpzWriting, plan_comment, plan_members
 from penstock.tools.rewriting import Rewriting, budget, check_apart
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
@@ -362,7 +362,7 @@ class _Conversion:
         if self.target.format == "huggingface":
             custom = {name: value for name, value in (custom or {}).items() if name != MADE_BY}
         elif rules is not None:
-            custom = made_by(start, rules, _named_leaves(items.tree, ()), custom)
+            custom = _made_by(start, rules, _named_leaves(items.tree, ()), custom)
 
         return replace(items, custom_metadata=custom)
 
@@ -418,6 +418,38 @@ def _named_leaves(tree: object, keys: tuple[str, ...]) -> Iterator[tuple[str, ob
 
     for key, member in members:
         yield from _named_leaves(member, (*keys, str(key)))
+
+
+def _made_by(
+    source: str, rules: Rules, leaves: Iterable[tuple[str, object]], before: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the custom metadata of what rules make: that of the source, and how each leaf was made.
+
+    Args:
+        source: Path of the source.
+        rules: Those that were carried out.
+        leaves: Of the result, each with its dotted name. What is stored so in the source is left out.
+        before: The custom metadata of the source. What was recorded there of earlier rules is kept.
+    """
+    made: dict[str, Any] = {}
+    for name, value in leaves:
+        if not isinstance(value, StoredValue) or not isinstance(value.checkpoint, DerivedCheckpoint):
+            continue
+
+        about = value.stored.detail
+        if isinstance(about, Derivation):
+            digests = value.checkpoint.source.digests
+            made[name] = {
+                "of": {one: digests[one].hex() if one in digests else None for one in about.sources},
+                "rules": [number + 1 for number in about.rules],
+            }
+
+    known = dict(before or {})
+    record: dict[str, Any] = {"source": source, "rules": [rule.table() for rule in rules], "leaves": made}
+    if MADE_BY in known:
+        record["before"] = known[MADE_BY]
+
+    return {**known, MADE_BY: record}
 
 
 def _whole(files: SourceFiles, place: str, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
