@@ -67,12 +67,12 @@ class DeviceToHost:
         copies_first: Whether what is on the host is passed on only when all is there, or memory is short:
             the save is staged sooner, since the stages after this one take no processors from the copies,
             and written later.
-        one_thread_below: The budget below which a single thread makes all copies, in bytes: they take less
+        one_thread_below_bytes: The budget below which a single thread makes all copies: they take less
             memory and more time. 0 if nothing is copied that jax allocates.
     """
 
     copies_first: bool = False
-    one_thread_below: int = TIGHT
+    one_thread_below_bytes: int = TIGHT
 
     messages: ClassVar[Messages] = {LeafBatch: StagedBatch}
     advice: ClassVar[Advice] = Advice(
@@ -91,7 +91,7 @@ class DeviceToHost:
         """Yield the actor of one save."""
         # Under a tight budget one thread makes all copies: what jax allocates for a moment stays in the
         # pool of each thread that copies, 120 MiB in all; with one thread 72.
-        if run.memory.limit >= self.one_thread_below:
+        if run.memory.limit >= self.one_thread_below_bytes:
             yield _Stager(run, run.threads, copies_first=self.copies_first).stage
             return
 

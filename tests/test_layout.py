@@ -433,6 +433,9 @@ def test_the_sdist_and_the_wheel_hold_the_library_and_nothing_else(tmp_path: Pat
     page = [path for path in (FACE / "ui" / "page").iterdir() if path.is_file()]
     expected |= {PurePosixPath("penstock", "ui", "page", path.name) for path in page}
     assert {".css", ".html", ".js"} <= {path.suffix for path in page}
+    recipes = [path.name for path in (FACE / "recipes").glob("*.toml")]
+    expected |= {PurePosixPath("penstock", "recipes", name) for name in recipes}
+    assert "llama.toml" in recipes
     info = f"penstock-{penstock.__version__}.dist-info"
     assert {path for path in held if path.parts[0] == "penstock"} == expected
     assert {path.parts[0] for path in held} == {"penstock", info}

@@ -28,6 +28,7 @@ from tests.orbax_face.differences import PAGE
 from tests.orbax_face.without_effect import WITHOUT_EFFECT
 
 import penstock.orbax
+import penstock.orbax.emergency
 import penstock.orbax.v1
 
 TESTS = Path(__file__).parents[1]

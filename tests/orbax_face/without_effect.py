@@ -20,6 +20,9 @@ _ONE_DATABASE: Final = "There is one database, of which no part needs to be merg
 _READ: Final = "Every process reads what it needs."
 _BUDGET: Final = "One budget of memory bounds all, `restore_concurrent_bytes` with it."
 
+_SILENCE: Final = "`[processes] silence_s` says how long one may be silent."
+_BOUNDED: Final = "`[memory]` bounds all."
+
 WITHOUT_EFFECT: Final[dict[str, dict[str, str]]] = {
     "AsyncCheckpointer.save": {"save_context": "Nothing reads it."},
     "AsyncOptions": {"barrier_sync_fn": _BARRIERS, "create_directories_asynchronously": _DIRECTORY},
@@ -91,5 +94,18 @@ WITHOUT_EFFECT: Final[dict[str, dict[str, str]]] = {
         "support_rich_types": "Rich types are read, and not written: they name modules, which move."
     },
     "v1.path.step.standard_name_format": {"single_host_load_and_broadcast": _LISTED},
+    "emergency.LocalCheckpointOptions": {"debug_use_full_global_mesh": "No program runs over a mesh."},
+    "emergency.MultiprocessingOptions": {"coordination_timeout_secs": _SILENCE},
+    "emergency.CheckpointManagerOptions": {
+        "replica_axis_index": "Of arrays that have replicas, one of each shard is saved.",
+        "async_options": "A tier is saved as every step is.",
+        "multiprocessing_options": "All processes of the job save.",
+        "single_host_load_and_broadcast": "Each process reads its shards where they are nearest.",
+    },
+    "emergency.CheckpointManager": {"logger": "Steps are told by penstock's log and observers."},
+    "emergency.ReplicatorCheckpointManagerOptions": {
+        "save_concurrent_gb": _BOUNDED,
+        "restore_concurrent_gb": _BOUNDED,
+    },
 }
 """What has the parameter, by its name below `penstock.orbax` -> parameter -> why."""

@@ -173,7 +173,7 @@ def _written(default: ast.expr | None) -> str:
     try:
         return as_toml(ast.literal_eval(default))
     except ValueError:
-        named = {"MOST_EXPANSION": "1000"}  # a constant of the module
+        named = {"MOST_EXPANSION": "1000", "TIGHT": as_toml("1GiB")}  # constants of modules
         return named.get(ast.unparse(default), "(depends on the machine)")
 
 

@@ -243,8 +243,8 @@ class ReportKeeper:
                 del self._metrics[next(iter(self._metrics))]
 
     def note(self, root: str, what: str, name: str = "", text: str = "") -> None:
-        """Note an event in a directory of steps whose reports are kept."""
-        if root in self._roots:
+        """Note an event in a directory of steps whose reports are kept; in a tier of one, nothing."""
+        if self._roots.get(root) == root:
             event = KeptEvent(time.time(), what, name, _short(text))
             # A manager that only looks, and saves nothing, leaves no file.
             self._add(root, partial(_kept_event, event), is_due=what not in ("opened", "closed"))

@@ -558,13 +558,13 @@ class CheckpointManager(AsyncOnly):
     async def _found_tiers(self) -> Sequence[Tier]:
         """Return the tiers that the root names, as far as they are seen from here: to read them."""
         from penstock.kernel.concurrency.threads import Threads
-        from penstock.steps.tier_record import levels_of
+        from penstock.steps.tier_record import levels_of, read_record
 
-        engine = self._checkpointer.engine.at(self._root)
-        if engine.is_joint:
+        engine, threads = self._checkpointer.engine.at(self._root), Threads(1)
+        if engine.is_joint or await threads.run(read_record, engine.store, self._root) is None:
             return ()
 
-        levels = await Threads(1).run(levels_of, engine.store, self._root)
+        levels = await threads.run(levels_of, engine.store, self._root)
         memory = path_of(Memory(), self._root)
         seen = [level.path for level in levels[:-1] if level.store is not None and level.steps]
         return [Memory() if path == memory else Disk(path) for path in seen]

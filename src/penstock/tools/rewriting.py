@@ -158,7 +158,7 @@ class Rewriting:
 
         pipeline = _short_queues(save_pipeline())
         # What is stored is read into memory that is counted, by as many threads as there are processors.
-        pipeline = pipeline.replace("device_to_host", DeviceToHost(one_thread_below=0))
+        pipeline = pipeline.replace("device_to_host", DeviceToHost(one_thread_below_bytes=0))
         pipeline = pipeline.insert_before("finalize", unchanged, called="unchanged")
         if beside:
             pipeline = pipeline.insert_after("flatten", _adding(beside), called="beside")
