@@ -9,7 +9,7 @@ from typing import Final
 from penstock.handlers.stores.publishing import WRITER
 
 REPORTS: Final = "_PENSTOCK_REPORTS.json"
-OWN: Final = frozenset({WRITER, REPORTS})
+OWN: Final = frozenset({WRITER, REPORTS, f"{REPORTS}.new"})  #: the last while it is written
 
 
 def listed(root: str | os.PathLike[str], besides: Collection[str] = ()) -> list[str]:

@@ -64,6 +64,7 @@ class Relay:
                     keeper.connect(self._keeper)
                 except OSError:
                     client.close()
+                    keeper.close()
                 else:
                     Thread(target=self._serve, args=(client, keeper), daemon=True).start()
 
