@@ -122,9 +122,11 @@ class SourceFiles:
             opened = self._open.pop(path, None) or _OpenFile(self._store.open_data_file(path))
             self._open[path] = opened
             opened.n_readers += 1
-            idle = [known for known, each in self._open.items() if not each.n_readers]
-            for known in idle[: max(len(self._open) - self._most, 0)]:
-                self._open.pop(known).file.close()
+            n_more = len(self._open) - self._most
+            if n_more > 0:
+                idle = [known for known, each in self._open.items() if not each.n_readers]
+                for known in idle[:n_more]:
+                    self._open.pop(known).file.close()
 
         try:
             yield opened.file
@@ -403,7 +405,6 @@ def _slabs(
         return
 
     if isinstance(value.checkpoint, CutLeaves) and value.checkpoint.is_cut_freely(value.stored):
-        corner, shape = [lo for lo, _ in bounds], tuple([hi - lo for lo, hi in bounds])
         gathered = max(1, value.files.gather_bytes // dtype.itemsize)
         block = value.checkpoint.block_shape(value.stored, max(1, gathered // 2), _SPILLED_FROM * gathered)
         if block is not None:
@@ -414,11 +415,7 @@ def _slabs(
         if _is_gathered(value, bounds, most, piece_bytes):
             most *= _WIDER
 
-        for box in boxes(shape, most):
-            place = zip(corner, box.starts, box.sizes, strict=True)
-            part = tuple([(lo + at, lo + at + size) for lo, at, size in place])
-            yield _Region(chunk, box.first * spec.itemsize, box.n_elements * spec.itemsize, part)
-
+        yield from _boxed(spec, chunk, bounds, most)
         return
 
     (first, last), *rest = bounds
@@ -432,6 +429,14 @@ def _slabs(
         yield _Region(chunk, (at - first) * saved_bytes, (rows[1] - at) * saved_bytes, (rows, *rest))
 
 
+def _boxed(spec: LeafSpec, chunk: tuple[int, ...], bounds: _Bounds, most: int) -> Iterator[_Region]:
+    """Cut a chunk into boxes of at most so many elements, in its order."""
+    for box in boxes(tuple([hi - lo for lo, hi in bounds]), most):
+        place = zip(bounds, box.starts, box.sizes, strict=True)
+        part = tuple([(lo + at, lo + at + size) for (lo, _), at, size in place])
+        yield _Region(chunk, box.first * spec.itemsize, box.n_elements * spec.itemsize, part)
+
+
 _WIDER: Final = 4
 """A piece that is gathered is so many times as large: the wider it is, the longer are the runs that it needs
 of each row, and the fewer times are they come for."""
@@ -439,11 +444,9 @@ of each row, and the fewer times are they come for."""
 
 def _is_gathered(value: StoredValue, bounds: _Bounds, most: int, piece_bytes: int) -> bool:
     """Say whether pieces of a leaf are made of runs far from each other."""
-    shape = tuple([hi - lo for lo, hi in bounds])
-    box = next(boxes(shape, most))
-    part = zip([lo for lo, _ in bounds], box.starts, box.sizes, strict=True)
-    reads = list(_reads(value, tuple([(lo + at, lo + at + size) for lo, at, size in part]), piece_bytes))
-    needed = box.n_elements * value.stored_dtype.itemsize
+    first = next(_boxed(value.stored.spec, (), bounds, most))
+    reads = list(_reads(value, first.bounds, piece_bytes))
+    needed = math.prod([hi - lo for lo, hi in first.bounds]) * value.stored_dtype.itemsize
     return (
         any(isinstance(read, TileRead) for read in reads)
         and sum([read.nbytes for read in reads]) > 2 * needed
@@ -473,13 +476,9 @@ def _spilled(
         return _take_region(plain, within, value.files.gather_bytes, _Comparison({}, first))
 
     spill = Spill(value.stored.spec.shape or (), size, block, value.files.spill_directory, read)
-    corner = [lo for lo, _ in bounds]
-    for box in boxes(tuple([hi - lo for lo, hi in bounds]), max(1, value.files.gather_bytes // size)):
-        place = zip(corner, box.starts, box.sizes, strict=True)
-        part = tuple([(lo + at, lo + at + n) for lo, at, n in place])
-        start, nbytes = box.first * spec.itemsize, box.n_elements * spec.itemsize
-        cost = _cost(value, _Region(chunk, start, nbytes, part)) + piece_bytes
-        yield PiecePlan(chunk, start, nbytes, cost, partial(_take_spilled, value, spill, part, piece_bytes))
+    for each in _boxed(spec, chunk, bounds, max(1, value.files.gather_bytes // size)):
+        take = partial(_take_spilled, value, spill, each.bounds, piece_bytes)
+        yield PiecePlan(chunk, each.start, each.nbytes, _cost(value, each) + piece_bytes, take)
 
 
 def _take_spilled(value: StoredValue, spill: Spill, bounds: _Bounds, piece_bytes: int) -> memoryview:

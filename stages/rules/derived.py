@@ -73,7 +73,7 @@ class _UnfitError(Exception):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Derivation:
-    """What a leaf is made of: the `detail` of its `StoredLeaf`."""
+    """The origin of a leaf that rules made: the `detail` of its `StoredLeaf`."""
 
     sources: tuple[str, ...]  #: names of the stored leaves
     rules: tuple[int, ...] = ()  #: numbers of the rules that made it, from 0

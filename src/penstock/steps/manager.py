@@ -558,10 +558,10 @@ class CheckpointManager(AsyncOnly):
     async def _found_tiers(self) -> Sequence[Tier]:
         """Return the tiers that the root names, as far as they are seen from here: to read them."""
         from penstock.kernel.concurrency.threads import Threads
-        from penstock.steps.tier_record import levels_of, read_record
+        from penstock.steps.tier_record import levels_of, record_of_root
 
         engine, threads = self._checkpointer.engine.at(self._root), Threads(1)
-        if engine.is_joint or await threads.run(read_record, engine.store, self._root) is None:
+        if engine.is_joint or await threads.run(record_of_root, engine.store, self._root) is None:
             return ()
 
         levels = await threads.run(levels_of, engine.store, self._root)

@@ -13,6 +13,7 @@ __all__ = (
     "kind_of",
     "levels_of",
     "read_record",
+    "record_of_root",
     "root_of_tier",
     "write_record",
 )
@@ -113,6 +114,16 @@ def kind_of(tier: str) -> str:
     return {"keeper": "memory", None: "disk"}.get(scheme, scheme or "")
 
 
+def record_of_root(store: Store, path: str) -> TierRecord | None:
+    """Return the record of the root at `path`; None if it has no tiers, or cannot say. Blocking."""
+    with suppress(StorageError):
+        record = read_record(store, path)
+        if record is not None and record.root == path:  # a copy of a root does not have its tiers
+            return record
+
+    return None
+
+
 def levels_of(store: Store, path: str) -> Sequence[SeenLevel]:
     """Return the levels of the run whose root is at `path`, the nearest first. Blocking.
 
@@ -122,10 +133,8 @@ def levels_of(store: Store, path: str) -> Sequence[SeenLevel]:
         PenstockError: If the root itself cannot be listed.
     """
     root = SeenLevel("root", path, store, _steps_in(store, path))
-    record = None
-    with suppress(StorageError):
-        record = read_record(store, path)
-    if record is None or record.root != path:  # a copy of a root does not have its tiers
+    record = record_of_root(store, path)
+    if record is None:
         return (root,)
 
     labels: dict[str, int] = {}
