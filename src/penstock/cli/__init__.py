@@ -95,6 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             parser = _parser(named)
 
+        if arguments is None:
+            # What modules made stays until this process ends, which then need not look through it all.
+            gc.freeze()
+
         options, unknown = parser.parse_known_args(given)
         if unknown:
             return say_usage(*_unknown(parser, options.command, unknown[0]))

@@ -27,7 +27,6 @@ from penstock.inspection.texts import (
 )
 from penstock.inspection.tree_lines import TreeLine, tree_lines
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.rules import MADE_BY
 from penstock.kernel.words import counted
 from penstock.steps.step_directory import METRICS, StepReader
 
@@ -124,7 +123,11 @@ def _head(chosen: Chosen, items: Sequence[ItemFacts], output: Output) -> None:
         shown = [f"{name} {metric_text(metrics, name)}" for name in names_of_metrics(metrics)]
         output.note(" · ".join(["metrics", *shown]))
     custom = dict(first.custom_metadata or {})
-    made = _mapping(custom.pop(MADE_BY, None))
+    made: Mapping[str, Any] = {}
+    if custom:
+        from penstock.kernel.rules import MADE_BY  # many classes, which few checkpoints have use for
+
+        made = _mapping(custom.pop(MADE_BY, None))
     if custom:
         output.note(f"custom metadata {json.dumps(custom)}")
     for line in _made_lines(made) if made else ():
