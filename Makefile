@@ -3,7 +3,8 @@
 
 VERSIONS := 3.11 3.12 3.13
 EXTRAS   := test,lint,cli,servers
-WORKERS  ?= 2
+# One more than cores: for a fifth of their time tests wait, for the end of a process or for a clock.
+WORKERS  ?= 3
 FAST     ?= tests/kernel tests/stages tests/handlers tests/steps tests/checkpointer/test_checkpointer.py tests/test_layout.py
 
 # An interpreter may be on PATH or among pyenv's versions. A name on PATH may be a shim for one that is not
@@ -65,7 +66,7 @@ test-fast: $(VENV)/.installed ## In a minute: the tests of the rooms, on asyncio
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not process and not many_cases" -k "not trio" $(FAST)
 
 test-slow: $(VENV)/.installed ## What `make test` leaves out: the same again in other settings
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+	PENSTOCK_TESTS_EXAMPLES=100 $(BIN)/python -m pytest -n $(WORKERS) -m "slow or examples"
 
 coverage: $(VENV)/.installed ## Run what `make test` runs, and say which lines nothing ran
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term:skip-covered --cov-report=html
@@ -94,7 +95,7 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here, o
 	failed=; for version in $(HERE); do \
 	  echo "Python $$version:"; \
 	  { $(MAKE) --no-print-directory .venv-$$version/.installed \
-	    && PENSTOCK_TESTS_ON_DISK=1 PENSTOCK_TESTS_DEBUG=1 .venv-$$version/bin/python -m pytest -n $(WORKERS) -m "not slow"; } || failed="$$failed $$version"; \
+	    && PENSTOCK_TESTS_ON_DISK=1 PENSTOCK_TESTS_DEBUG=1 PENSTOCK_TESTS_EXAMPLES=100 .venv-$$version/bin/python -m pytest -n $(WORKERS) -m "not slow"; } || failed="$$failed $$version"; \
 	done; \
 	echo "not here: $(or $(filter-out $(HERE),$(VERSIONS)),none)"; \
 	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \

@@ -8,14 +8,15 @@ import os
 import shutil
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.collecting import count_all_as_old
 from tests.event_loops import ASYNCIO, TRIO, Backend
 from tests.memory_folder import MEMORY, ON_DISK, in_memory
+from tests.thinning import kept
 from tests.xla_settings import xla_flags
 
 # jax reads these once, when it is first imported. Without importing it here, tests that need no jax
@@ -30,7 +31,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # set it to run the suite on an a
 import anyio
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 ASYNC_TIMEOUT_S = 60.0
 
@@ -60,8 +61,13 @@ DISK = (
 )
 """These are about a file system and write to a disk. Others write to memory, where that can be."""
 
-# Wall-clock deadlines on a shared machine fail at random; pytest's own timeout stands.
-settings.register_profile("penstock", deadline=None, print_blob=True)
+N_EXAMPLES = "PENSTOCK_TESTS_EXAMPLES"
+
+# Wall-clock deadlines on a shared machine fail at random; pytest's own timeout stands. `make test` tries
+# other examples each time; `make test-slow` tries more of them at once.
+settings.register_profile(
+    "penstock", deadline=None, print_blob=True, max_examples=int(os.environ.get(N_EXAMPLES, "30"))
+)
 settings.load_profile("penstock")
 
 
@@ -128,39 +134,40 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Call slow what repeats another test: most tests on trio, sweeps, and most cases of a thinned test."""
-    cases: Counter[tuple[object, object]] = Counter()
+    thinned: defaultdict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if parameters.get("anyio_backend") == TRIO and not _runs_on_both(item):
+        if _parameters(item).get("anyio_backend") == TRIO and not _runs_on_both(item):
             item.add_marker(pytest.mark.slow)
+
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.examples)
 
         if item.get_closest_marker("sweep") and "plain" not in item.name:
             item.add_marker(pytest.mark.slow)
 
-        thinned = item.get_closest_marker("thinned")
-        if thinned is not None:
-            test = item.parent, getattr(item, "originalname", None)
-            if sum_of_digits(cases[test], thinned.args[0]) % thinned.args[0]:
+        if item.get_closest_marker("thinned") is not None:
+            loop = str(_parameters(item).get("anyio_backend"))
+            thinned[item.parent, getattr(item, "originalname", None), loop].append(item)
+
+    for cases in thinned.values():
+        marker = cases[0].get_closest_marker("thinned")
+        assert marker is not None
+        for item, is_kept in zip(cases, kept([_choices(item) for item in cases], *marker.args), strict=True):
+            if not is_kept:
                 item.add_marker(pytest.mark.slow)
-            cases[test] += 1
+
+
+def _parameters(item: pytest.Item) -> Mapping[str, object]:
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
+def _choices(item: pytest.Item) -> Mapping[str, int]:
+    return getattr(getattr(item, "callspec", None), "indices", {})
 
 
 def _runs_on_both(item: pytest.Item) -> bool:
     is_cancelled_stage = item.nodeid.startswith("tests/stages/") and "cancel" in item.name
     return is_cancelled_stage or item.nodeid.startswith(BOTH_LOOPS)
-
-
-def sum_of_digits(number: int, base: int) -> int:
-    """Return it. Of a product of choices, those where it is 0 modulo `base` have each choice of each kind.
-
-    Every n-th case would have the same last choice, where there are n.
-    """
-    total = 0
-    while number:
-        number, digit = divmod(number, base)
-        total += digit
-
-    return total
 
 
 @pytest.fixture(scope="session")

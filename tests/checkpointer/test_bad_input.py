@@ -60,6 +60,7 @@ class Text(str):
 
 
 class TestTrees:
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize(
         ("leaf", "error", "words"),
         [

@@ -337,6 +337,7 @@ def test_a_save_without_an_unchanged_leaf_links_nothing() -> None:
     assert files_worth_linking([[]], {}) == set()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("at", "nth"), [("identity", 1), ("read_file", 1), ("share", 1), ("share", 9), ("identity", 2)]
 )

@@ -82,6 +82,7 @@ def header_bytes(path: Path) -> int:
     return 8 + int.from_bytes(path.read_bytes()[:8], "little") if path.is_file() else 0
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "sharding",
     [on((8,), "x"), on((8,)), on((2, 4), "y", "x"), on((4,), None, "x"), on((1,))],
@@ -105,6 +106,7 @@ def test_a_subset_reads_nothing_else(path: Path) -> None:
     assert Restored(path, like={"text": ""}, on_unexpected="skip").direct == header_bytes(path)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("rows", [(0, 1), (3, 5), (7, 41), (63, 64), (0, 64)], ids=str)
 def test_rows_of_one_process_are_read_by_their_ranges(path: Path, rows: tuple[int, int]) -> None:
     """The reads that `plan` would make for the rows on the devices of one process."""
@@ -113,6 +115,7 @@ def test_rows_of_one_process_are_read_by_their_ranges(path: Path, rows: tuple[in
     assert nbytes == (rows[1] - rows[0]) * ROW
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("columns", [(0, 1), (17, 90), (127, 128)], ids=str)
 def test_columns_are_read_with_no_more_than_lies_between_them(path: Path, columns: tuple[int, int]) -> None:
     data, nbytes = read_region(path, ((8, 24), columns))
@@ -210,6 +213,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked_orbax(tmp_path_factory) / "corpus"
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("case", "path"),
     [(name, tree["path"]) for name, case in DOCUMENTS.items() for tree in case["checkpoints"]],

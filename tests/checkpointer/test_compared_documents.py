@@ -50,6 +50,7 @@ def save(path: Path, **form: Any) -> Path:
     return path
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("do", [change, lose])
 @pytest.mark.parametrize(
     ("name", "form"),
@@ -76,6 +77,7 @@ def test_documents_of_a_tree_are_compared(
     assert penstock.sync.verify(path).status == "damaged"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("do", [change, lose])
 @pytest.mark.parametrize(
     "name",

@@ -144,7 +144,7 @@ def test_the_event_loop_never_works_on_all_leaves_in_one_turn(tmp_path: Path, wh
 
             return await longest_turn(work)
 
-    few, many = 5_000, 15_000
+    few, many = 2_000, 6_000
     assert anyio.run(longest, many) <= max(1.5 * anyio.run(longest, few), 1_000)
 
 

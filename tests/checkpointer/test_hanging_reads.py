@@ -56,6 +56,7 @@ async def is_left(hang: Hang, call: Call) -> None:
 READS = ["hold_reading", "identity", "list_directory", "read_file", "open_data_file", "file.read_at"]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", READS)
 async def test_a_restore_whose_medium_hangs_ends_when_it_is_cancelled(saved: str, name: str) -> None:
     store = FaultyStore(LocalStore())
@@ -104,6 +105,7 @@ OF_MANAGERS: dict[str, tuple[str, Callable[[CheckpointManager], Awaitable[object
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("name", "call"), OF_MANAGERS.values(), ids=OF_MANAGERS)
 async def test_every_reading_call_of_a_manager_returns_in_time(tmp_path: Path, name: str, call: Any) -> None:
     async with CheckpointManager(tmp_path) as manager:

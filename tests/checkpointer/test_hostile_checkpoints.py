@@ -146,6 +146,7 @@ async def test_an_array_of_holes_is_restored_only_if_that_is_allowed(tmp_path: P
     assert not (await restore(path, config=config))["a"].any()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("ocdbt", [True, False])
 @pytest.mark.parametrize("zarr", [2, 3])
 async def test_a_sound_array_that_a_codec_made_very_small_is_restored(

@@ -56,6 +56,7 @@ def flip(path: Path, row: int, byte: int) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [

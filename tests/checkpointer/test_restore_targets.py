@@ -182,6 +182,7 @@ def abstract(tree: Any, *, placed: bool) -> Any:
 
 
 class TestNodes:
+    @pytest.mark.thinned(3)
     @pytest.mark.parametrize("name", TREES)
     async def test_a_target_gives_its_own_nodes_whatever_its_leaves_are(
         self, tmp_path: Path, assert_same: AssertSame, name: str

@@ -141,14 +141,14 @@ async def test_each_shard_is_filled_on_its_device(
 
 async def test_several_at_once_share_the_budget(rig: Rig, assert_same: AssertSame) -> None:
     rig.registry = copying()
-    tree = {f"{at}": jnp.asarray(numbers()) + at for at in range(4)}
+    tree = {f"{at}": jnp.asarray(numbers()) + at for at in range(2)}
     await saved(rig.final, tree)
     results: list[Any] = []
 
     async def one() -> None:
         results.append(await restored_within(rig, tree))
 
-    rig.limit(MIB, piece=MIB // 16)
+    rig.limit(MIB, piece=MIB // 8)
     memory = rig.memory
     async with anyio.create_task_group() as tasks:
         for _ in range(3):

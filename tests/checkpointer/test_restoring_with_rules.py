@@ -88,6 +88,7 @@ async def test_a_target_of_numpy_arrays_gets_what_rules_make(path: Path) -> None
     check(await penstock.restore(path, like=like_of(np.zeros), rules=RULES))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("memory", ["1GiB", "64KiB"])
 @pytest.mark.parametrize("axes", [("x",), (None, "x"), ("x", "y"), ("y", "x"), ()])
 async def test_a_mesh_of_devices_gets_what_rules_make(path: Path, axes: Any, memory: str) -> None:

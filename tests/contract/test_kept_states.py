@@ -134,6 +134,7 @@ WAITS = ("penstock.save", "base", "items, base", "digests")
 """Those in which a save ends before the next one."""
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("way", WAYS)
 async def test_no_state_is_alive_once_it_is_durable_and_dropped(folder: Path, way: str) -> None:
     make, opened = WAYS[way]
@@ -151,6 +152,7 @@ async def test_no_state_is_alive_once_it_is_durable_and_dropped(folder: Path, wa
     assert most <= 1
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("way", [name for name in WAYS if name not in WAITS])
 async def test_while_saves_follow_each_other_two_states_are_alive_at_most(folder: Path, way: str) -> None:
     make, opened = WAYS[way]
@@ -412,6 +414,7 @@ RESTORES: list[Restore] = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("way", RESTORES)
 async def test_no_restored_tree_is_alive_once_it_is_dropped(folder: Path, way: Restore) -> None:
     states = States()

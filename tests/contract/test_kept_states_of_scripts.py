@@ -210,6 +210,7 @@ WAYS: dict[str, Way] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_no_state_is_alive_once_it_is_durable_and_dropped(folder: Path, way: str) -> None:
     states, most = States(), 0

@@ -114,6 +114,7 @@ def test_everything_has_a_digest(kind: str, tmp_path: Path) -> None:
     assert report.n_documents > 1
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("kind", "file"),
     [

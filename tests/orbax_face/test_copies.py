@@ -31,6 +31,7 @@ SAVED: dict[str, Any] = {
 }
 
 
+@pytest.mark.thinned(3)
 @both
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("name", SAVED)

@@ -45,6 +45,7 @@ async def outcome(library: str, directory: Path, name: str, args: dict[str, Any]
     return found.dtype, found.shape, value.tobytes(), found.sharding, found.committed
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", list(STORED))
 @pytest.mark.parametrize("sharded", [False, True])
 async def test_arrays_become_what_orbax_makes_of_them(name: str, sharded: bool, tmp_path: Path) -> None:

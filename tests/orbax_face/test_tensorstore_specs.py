@@ -31,6 +31,7 @@ def as_json(spec: object) -> str:
     return json.dumps(spec, sort_keys=True)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("directory", ["/tree", "gs://bucket/tree"])
 @pytest.mark.parametrize("zarr3", [False, True])
 @pytest.mark.parametrize("database", [False, True])

@@ -201,6 +201,7 @@ async def test_an_operation_that_fails_fails_the_stage(rig: Rig, operation: str,
     assert caught.value is error
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("native", [False, True], ids=["scope", "task"])
 @pytest.mark.parametrize(
     "operation", ["make_directory", "write_file", "create_data_file", "data.write_at", "data.sync"]

@@ -167,6 +167,7 @@ async def test_the_parts_are_in_order_of_the_processes() -> None:
     assert job.published == [b"\1\2\3"]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("who", [0, 1, -1])
 @pytest.mark.parametrize(
     "when", ["before it agrees", "before it begins", "before it brings", "after it brought"]

@@ -54,6 +54,7 @@ SHARDINGS = [
 ]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("new", SHARDINGS, ids=str)
 @pytest.mark.parametrize("old", SHARDINGS, ids=str)
 def test_any_sharding_restores_into_any_other(old: Sharding, new: Sharding) -> None:

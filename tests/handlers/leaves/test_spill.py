@@ -31,6 +31,7 @@ def filled(spill: Spill, bounds: Bounds, piece_bytes: int = 1 << 20) -> npt.NDAr
     return np.asarray(region.array())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("block", [(7, 33, 20), (1, 1, 1), (7, 8, 20), (3, 33, 7), (2, 5, 3)])
 @pytest.mark.parametrize("piece_bytes", [64, 1 << 20])
 def test_any_region_is_what_the_blocks_were_made_of(

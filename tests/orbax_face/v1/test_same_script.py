@@ -140,6 +140,7 @@ def test_metadata_can_be_loaded_with(ocp: Any, tree: Any, same: Same, tmp_path: 
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("abstract", "expected"),
     [
@@ -263,6 +264,7 @@ def test_placeholders_are_restored_as_placeholders(ocp: Any, tree: Any, tmp_path
     np.testing.assert_array_equal(found["large"], tree["large"])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("value", [np.arange(8), 2, 2.5, "words", np.asarray(3.5), True])
 def test_a_single_leaf_is_a_tree(ocp: Any, value: Any, tmp_path: Path) -> None:
     ocp.save(tmp_path / "a", value, checkpointable_name="leaf")

@@ -132,6 +132,7 @@ def check(found: Any, tree: dict[str, Array]) -> None:
         np.testing.assert_array_equal(np.asarray(found[name]), value)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("zarr", [2, 3])
 @pytest.mark.parametrize("ocdbt", [True, False])

@@ -65,6 +65,7 @@ def restored(saved: Saved, parts: list[ReadLeaf], *, seed: int = 0) -> Any:
     return HANDLER.join(parts[0])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
     array = jnp.asarray(numbers((12, 5), dtype))

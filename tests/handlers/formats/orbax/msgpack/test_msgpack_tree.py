@@ -97,6 +97,7 @@ def test_numbers_of_all_kinds() -> None:
     assert number("f", -(2**63) - 1) is None
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("piece_bytes", [2, 7, 1000])
 @pytest.mark.parametrize("cuts", [(), (1,), (7, 20, 21), (5, 10, 40), (20, 40), (59,), (0, 60)])
 @pytest.mark.parametrize(

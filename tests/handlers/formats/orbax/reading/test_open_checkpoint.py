@@ -144,6 +144,7 @@ async def test_whole_arrays_are_read(checkpoint: OrbaxCheckpoint, read_part: Any
         np.testing.assert_array_equal(await read_part(checkpoint, leaf), expected[name])
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("piece_bytes", [4, 1000, 1 << 20])
 @pytest.mark.parametrize(
     "bounds", [((0, 96), (7, 8)), ((5, 6), (0, 40)), ((23, 49), (19, 21)), ((0, 0), (0, 40))]
