@@ -7,9 +7,12 @@ import io
 import re
 import tarfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.release.addresses import silent
 from tests.release.bill import unknown
 from tests.release.building import normalised
 from tests.release.installing import oldest
@@ -145,6 +148,25 @@ def test_links_of_the_readme_work_on_the_package_index() -> None:
     assert [link for link in ours if not leads_somewhere(link)] == []
     assert not leads_somewhere("README.md#no-such-heading")
     assert not leads_somewhere("docs/no_such_page.md")
+
+
+def test_an_address_with_nothing_there_is_told() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200 if self.path == "/there" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the name is the library's
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever)
+        here = f"http://127.0.0.1:{server.server_address[1]}"
+        found = silent({"Source": f"{here}/there", "Issues": f"{here}/issues"})
+        server.shutdown()
+
+    assert found == {"Issues": f"{here}/issues answers 404"}
+    assert list(silent({"Source": f"{here}/there"})) == ["Source"]  # it has ended
 
 
 def leads_somewhere(link: str) -> bool:
