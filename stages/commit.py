@@ -4,12 +4,12 @@ from __future__ import annotations
 
 __all__ = ("Commit",)
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from penstock.kernel.messages.save import Committed, WrittenBatch
+from penstock.kernel.messages.save import Committed, References, SavePlan, WrittenBatch, in_columns
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -80,4 +80,19 @@ class _Committer:
             n_files = await JointCommit(run, batches).commit(plan)
 
         run.operation.at("publish")
-        yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, plan.references)
+        yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, _linkable(plan, batches))
+
+
+def _linkable(plan: SavePlan, batches: Sequence[WrittenBatch]) -> References:
+    """Leave out what was encoded: no later save links it, and so none need look at this checkpoint for it."""
+    if plan.sizes_known:  # then nothing has a codec
+        return plan.references
+
+    columns = [in_columns(batch.leaves) for batch in batches]
+    coded = {
+        plan.infos[index].name
+        for each in columns
+        for index, spec in zip(each.indices, each.specs, strict=True)
+        if spec.codec is not None
+    }
+    return {name: found for name, found in plan.references.items() if name not in coded}

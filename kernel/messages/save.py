@@ -467,7 +467,7 @@ class Committed:
     n_files: int
     nbytes_kept: int = 0  #: array bytes shared with the base
     references: References = field(default_factory=dict[str, "ReferenceType[Any]"], compare=False, repr=False)
-    """What can never change of what was saved, by stored name."""
+    """What can never change of what was saved and a later save may link, by stored name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,6 +314,23 @@ async def test_a_base_is_not_looked_at_if_no_object_is_saved_again(tmp_path: Pat
     assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
 
 
+async def test_a_base_is_not_looked_at_for_what_is_encoded_there(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    noise = jnp.asarray(np.random.default_rng(0).integers(0, 256, 300_000, np.uint8))
+    encoded = {"zeros": jnp.zeros(300_000)}
+    async with Checkpointer(store=store, save_format=SaveFormat(codec="auto")) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", {**encoded, "noise": noise}))
+        before = len(store.operations)
+        report = await (await checkpointer.save(tmp_path / "2", encoded, base=tmp_path / "1"))
+        looked = [each.path for each in store.operations[before:] if each.name.startswith(("read", "open"))]
+        after = await (await checkpointer.save(tmp_path / "3", {"noise": noise}, base=tmp_path / "1"))
+
+    assert 0 < report.nbytes < 300_000
+    assert not [path for path in looked if path.startswith(str(tmp_path / "1"))]
+    assert after.nbytes_kept == 300_000
+
+
 # Which files are worth linking
 
 
