@@ -12,6 +12,7 @@ __all__ = (
     "await_future",
     "caller_gone",
     "caller_waits",
+    "in_event_loop",
     "mark_own_loop",
     "one_thread",
     "start",
@@ -32,6 +33,7 @@ from anyio import (
     CancelScope,
     CapacityLimiter,
     Event,
+    NoEventLoopError,
     WouldBlock,
     create_task_group,
     current_time,
@@ -156,9 +158,25 @@ def mark_own_loop() -> None:
     _OWN_LOOP.set(weakref.ref(current_token().native_token))
 
 
-def _is_own_loop() -> bool:
+def in_event_loop() -> bool:
+    """Return whether an event loop runs here: otherwise what blocks delays nobody but its caller."""
+    try:
+        current_token()
+    except NoEventLoopError:
+        return False
+
+    return True
+
+
+def _delays_nobody() -> bool:
+    """True in a loop that is marked as penstock's own, and where none runs."""
+    try:
+        here = current_token().native_token
+    except NoEventLoopError:
+        return True
+
     marked = _OWN_LOOP.get()  # a context may be copied into another loop
-    return marked is not None and marked() is current_token().native_token
+    return marked is not None and marked() is here
 
 
 _WAITING: Final[ContextVar[_WaitingCaller | None]] = ContextVar("penstock.waiting_caller", default=None)
@@ -353,11 +371,12 @@ class Threads:
         return call.take()
 
     async def run_briefly(self, function: Callable[..., T], *args: Any) -> T:
-        """Do what `run` does, with what mostly computes; at once in a loop that is marked as penstock's own.
+        """Do what `run` does, with what mostly computes; at once where that delays no task of others.
 
-        Its callers wait for the result in any case, and longer for a thread to take the call.
+        That is in a loop that is marked as penstock's own, and where none runs. Callers wait for the result
+        in any case, and longer for a thread to take the call.
         """
-        return function(*args) if _is_own_loop() else await self.run(function, *args)
+        return function(*args) if _delays_nobody() else await self.run(function, *args)
 
     def call_once(self, function: Callable[..., T], *args: Any) -> CallOnce[T]:
         """Return an async callable that runs `function(*args)` in a thread once; every call waits for it.

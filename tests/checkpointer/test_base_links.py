@@ -314,9 +314,7 @@ async def test_a_base_is_not_looked_at_if_no_object_is_saved_again(tmp_path: Pat
     assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
 
 
-async def test_a_base_is_not_looked_at_for_what_is_encoded_there(
-    tmp_path: Path, store: FaultyStore
-) -> None:
+async def test_a_base_is_not_looked_at_for_what_is_encoded_there(tmp_path: Path, store: FaultyStore) -> None:
     noise = jnp.asarray(np.random.default_rng(0).integers(0, 256, 300_000, np.uint8))
     encoded = {"zeros": jnp.zeros(300_000)}
     async with Checkpointer(store=store, save_format=SaveFormat(codec="auto")) as checkpointer:

@@ -13,6 +13,7 @@ __all__ = (
     "Worker",
     "await_future",
     "caller_waits",
+    "in_event_loop",
     "run_sync",
     "start_loop",
     "start_thread",
@@ -21,7 +22,7 @@ __all__ = (
 if TYPE_CHECKING:
     from penstock.blocking.background import Worker, run_sync, start_loop, start_thread
     from penstock.blocking.loop_thread import LoopThread
-    from penstock.kernel.concurrency.threads import LoopHandle, await_future, caller_waits
+    from penstock.kernel.concurrency.threads import LoopHandle, await_future, caller_waits, in_event_loop
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -30,6 +31,11 @@ else:
         {
             "penstock.blocking.background": ("Worker", "run_sync", "start_loop", "start_thread"),
             "penstock.blocking.loop_thread": ("LoopThread",),
-            "penstock.kernel.concurrency.threads": ("LoopHandle", "await_future", "caller_waits"),
+            "penstock.kernel.concurrency.threads": (
+                "LoopHandle",
+                "await_future",
+                "caller_waits",
+                "in_event_loop",
+            ),
         },
     )

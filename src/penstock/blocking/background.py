@@ -15,7 +15,7 @@ __all__ = (
     "with_variables_of",
 )
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
 from functools import partial
@@ -23,10 +23,8 @@ from threading import Thread
 from typing import Any, TypeVar, final
 
 import anyio
-from anyio import NoEventLoopError
-from anyio.lowlevel import current_token
 
-from penstock.kernel.concurrency.threads import mark_own_loop, start
+from penstock.kernel.concurrency.threads import in_event_loop, mark_own_loop, start
 from penstock.kernel.errors import NoThreadError
 from penstock.kernel.pipeline.failures import FailureFuture, ResultBox, without_frame
 
@@ -111,21 +109,40 @@ def start_loop(
     return start_thread(_run, function, args, copy_context(), name=name, daemon=daemon)
 
 
-def run_sync(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+def run_sync(function: Callable[..., Awaitable[T]], *args: Any, needs_loop: bool = True) -> T:
     """Call a coroutine function and wait for its result, in its own event loop.
 
     The loop runs in this thread, or in another one if a loop is running here already. The function sees
     the context variables of the caller.
-    """
-    try:
-        current_token()
-    except NoEventLoopError:
-        box = ResultBox(partial(function, *args))
-        del function, args  # a failure keeps nothing that the caller gave
-        anyio.run(_in_own_loop, box.run)
-        return box.take()
 
-    return start_loop(function, *args, name="penstock: blocking call").join()
+    Args:
+        function: Is called in the loop.
+        *args: For the function.
+        needs_loop: Whether it waits for anything but `LoopThread.acall` and `Threads.run_briefly`. To begin
+            and end a loop takes longer than to stage a small tree; without one these block.
+    """
+    if in_event_loop():
+        return start_loop(function, *args, name="penstock: blocking call").join()
+
+    box = ResultBox(partial(function, *args))
+    del function, args  # a failure keeps nothing that the caller gave
+    if needs_loop:
+        anyio.run(_in_own_loop, box.run)
+    else:
+        _run_through(box.run())
+
+    return box.take()
+
+
+def _run_through(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never waits for an event loop."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+
+    work.close()
+    raise RuntimeError("what was to run without an event loop waits for one")
 
 
 def _run(function: Callable[..., Awaitable[T]], args: tuple[Any, ...], caller: Context) -> T:

@@ -22,7 +22,7 @@ from anyio import CancelScope, Event, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
 from penstock.blocking.background import BackgroundCall, start_thread, with_variables_of
-from penstock.kernel.concurrency.threads import LoopHandle, await_future, mark_own_loop
+from penstock.kernel.concurrency.threads import LoopHandle, await_future, in_event_loop, mark_own_loop
 from penstock.kernel.pipeline.failures import ResultBox
 
 T = TypeVar("T")
@@ -186,14 +186,18 @@ class LoopThread(Generic[ResourceT]):
         return box.take()
 
     async def acall(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Do what `call` does, without blocking the event loop of the caller.
+        """Do what `call` does, without blocking the event loop of the caller, if there is one.
 
         Cancellation:
-            Cancels the call and does not wait for it.
+            Cancels the call and does not wait for it; so does an interrupt where no loop runs.
         """
         submitted, box = self._submit(function, args)
         del args
-        await await_future(submitted)
+        if in_event_loop():
+            await await_future(submitted)
+        else:
+            _wait(submitted)
+
         return box.take()
 
     def close(self, *failure: Any) -> bool | None:
@@ -256,6 +260,14 @@ class LoopThread(Generic[ResourceT]):
                 self._finalizer.atexit = False
 
             return self._open
+
+
+def _wait(submitted: Future[None]) -> None:
+    try:
+        submitted.result()
+    except BaseException:
+        submitted.cancel()
+        raise
 
 
 def _run(

@@ -278,12 +278,10 @@ class Operations:
 
             pipeline = engine.saving  # which was checked when the Checkpointer was made
             if request.pipeline is not None:
-                chosen = pipelines.given_pipeline(request.pipeline)
                 # With the stage that several processes agree in.
-                pipeline = pipelines.fitting_pipeline(chosen, engine.written, joint=engine.is_joint)
+                pipeline = engine.pipelines.for_save(request.pipeline, engine.written, joint=engine.is_joint)
             if request.prioritise is not None:
                 pipeline = pipelines.prioritised(pipeline, request.prioritise)
-            if pipeline is not engine.saving:
                 pipeline.check(TreeToSave)
 
             # From here on the message alone holds the tree, once the caller lets go of it.

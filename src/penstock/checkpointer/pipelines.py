@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast, final
 from penstock.checkpointer.parts import CheckpointerParts
 from penstock.config.config import FlowOptions
 from penstock.kernel.errors import SpecError
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.restore import RestoreOptions, RestoreRequest
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
@@ -221,7 +222,7 @@ class FittedPipelines:
         PipelineError, ConfigError: If stages do not fit each other, or an option of one does not.
     """
 
-    __slots__ = ("_by_concurrency", "_joint", "_layout", "_parts", "local")
+    __slots__ = ("_by_concurrency", "_given", "_joint", "_layout", "_parts", "local")
 
     def __init__(self, parts: CheckpointerParts, layout: Layout, *, joint: bool) -> None:
         if parts.save_pipeline is not None:
@@ -233,6 +234,7 @@ class FittedPipelines:
         self._layout = layout
         self._joint = joint
         self._by_concurrency: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}
+        self._given: BoundedCache[tuple[ByIdentity, bool], Pipeline[SaveRun]] = BoundedCache(4)
         self.local = self._fitted(save_pipeline(), restore_pipeline())
         for scheme in SCHEMES.own:  # now, or an option that does not fit would be found by the first call
             self.of_scheme(scheme)
@@ -248,6 +250,23 @@ class FittedPipelines:
             )
 
         return self._by_concurrency[at_once]
+
+    def for_save(self, given: Pipeline[SaveRun], layout: Layout, *, joint: bool) -> Pipeline[SaveRun]:
+        """Return the pipeline that was given for a save, as a layout needs it.
+
+        It is fitted and checked once: callers give the same one for each of their saves.
+
+        Raises:
+            SpecError: If it is none.
+            PipelineError, ConfigError: If its stages do not fit each other, or an option of one does not.
+        """
+
+        def fitted() -> Pipeline[SaveRun]:
+            pipeline = fitting_pipeline(given_pipeline(given), layout, joint=joint)
+            pipeline.check(TreeToSave)
+            return pipeline
+
+        return self._given.get_or_make((ByIdentity(given, layout), joint), fitted, lambda _: 0)
 
     def _fitted(
         self, saving: Pipeline[SaveRun], restoring: Pipeline[RestoreRun]

@@ -118,6 +118,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     _DURABLE = True
     _SAVES_TOGETHER = True
+    _BLOCKS = True
     _single = False  # whether the tree is one array, stored under its own name
 
     def __init__(

@@ -39,6 +39,7 @@ class CheckpointHandler(WarnsOfOverrides, Counterpart):
     _ORBAX_NAME: ClassVar[str]  # of penstock's handlers: the name in `_CHECKPOINT_METADATA`
     _DURABLE: ClassVar[bool]  # of penstock's handlers: whether `save` syncs all that it writes
     _SAVES_TOGETHER: ClassVar[bool]  # likewise: whether several processes save one tree by it
+    _BLOCKS: ClassVar[bool]  # likewise: whether `async_save` waits by blocking where no event loop runs
 
     @abc.abstractmethod
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,6 +91,11 @@ def is_durable(handler: object) -> bool:
 def saves_together(handler: object) -> bool:
     """Return whether a handler takes a `JointDirectory`, to save a whole checkpoint together with others."""
     return bool(vars(type(handler)).get("_SAVES_TOGETHER", False))
+
+
+def blocks_without_loop(handler: object) -> bool:
+    """Return whether `async_save` of a handler runs without an event loop; that of others needs one."""
+    return bool(vars(type(handler)).get("_BLOCKS", False))
 
 
 def wait_for_all(handler: Any, directory: Any, *args: Any, **kwargs: Any) -> None:

@@ -56,7 +56,7 @@ from penstock.orbax.checkpoint_args import (
     is_durable,
     saves_together,
 )
-from penstock.orbax.composite_handler import CompositeCheckpointHandler
+from penstock.orbax.composite_handler import CompositeCheckpointHandler, needs_event_loop
 from penstock.orbax.enclosing_save import (
     JointDirectory,
     StepLinks,
@@ -817,9 +817,11 @@ class _DirectorySave(HandlerSave):
         place = handler_path(self._building.path)
         try:
             if self._in_background:
-                return all_futures(
-                    blocking.run_sync(partial(self.handler.async_save, place, args=self.take_args()))
-                )
+                args = self.take_args()
+                needs_loop = needs_event_loop(self.handler, args)
+                save = partial(self.handler.async_save, place, args=args)
+                del args  # which the call is to let go of
+                return all_futures(blocking.run_sync(save, needs_loop=needs_loop))
 
             self.handler.save(place, args=self.take_args())
         except BaseException:

@@ -18,7 +18,7 @@ from anyio import CancelScope, to_thread
 
 from penstock import handlers as built_in
 from penstock import kernel
-from penstock.embedding import DirectoryBuild, SharedDirectory, file_names
+from penstock.embedding import DirectoryBuild, SharedDirectory, blocking, file_names
 from penstock.errors import PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree
@@ -34,6 +34,7 @@ from penstock.orbax.checkpoint_args import (
     CheckpointHandler,
     CheckpointHandlerRegistry,
     DefaultCheckpointHandlerRegistry,
+    blocks_without_loop,
     get_handler_type,
     get_registered_args_cls,
     get_registered_handler_cls,
@@ -110,6 +111,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.composite_checkpoint_handler.CompositeCheckpointHandler"
     _DURABLE = True
+    _BLOCKS = True
 
     def __init__(
         self,
@@ -166,8 +168,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         try:
             await together([partial(save, name, handler, arg) for name, (handler, arg) in items.items()])
         except BaseException:  # a cancellation, too, if another process ended the save
-            with CancelScope(shield=True):  # bounded
-                await to_thread.run_sync(stopped, _all(futures.values()))
+            await _stop(_all(futures.values()))
             raise
 
         return _all(futures[name] for name in items if name in futures)
@@ -374,8 +375,30 @@ class CompositeArgs(Composite, CheckpointArgs):
 CompositeResults = CompositeArgs
 
 
+def needs_event_loop(handler: Any, args: Any) -> bool:
+    """Return whether `async_save` of a handler needs an event loop to be called with these arguments."""
+    if not blocks_without_loop(handler):
+        return True
+    if isinstance(handler, CompositeCheckpointHandler):
+        return any(
+            needs_event_loop(handler._get_or_set_handler(name, args[name]), args[name]) for name in args
+        )
+
+    return isinstance(handler, TreeHandler) and not blocks_without_loop(handler.base)
+
+
 def _all(futures: Any) -> list[Future]:
     return [future for some in futures for future in some]
+
+
+async def _stop(futures: Sequence[Future]) -> None:
+    """Stop what has begun, and wait for that: for a bounded time, whatever is cancelled meanwhile."""
+    if not blocking.in_event_loop():
+        stopped(futures)
+        return
+
+    with CancelScope(shield=True):
+        await to_thread.run_sync(stopped, futures)
 
 
 def _default_restore_args(name: str, handler: Any) -> CheckpointArgs:

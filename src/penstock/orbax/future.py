@@ -38,11 +38,13 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 async def together(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     """Run async functions concurrently; return their results in the same order.
 
+    Where no event loop runs they block, and run one after another.
+
     Raises:
         Exception: The first error, as it is. The other functions are cancelled.
     """
-    if len(functions) == 1:
-        return [await functions[0]()]
+    if len(functions) == 1 or not blocking.in_event_loop():
+        return [await function() for function in functions]
 
     results: dict[int, T] = {}
     failures: list[Exception] = []

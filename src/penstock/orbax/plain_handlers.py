@@ -76,6 +76,7 @@ class JsonCheckpointHandler(_TextHandler):
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
     _DURABLE = True
+    _BLOCKS = True
 
     def __init__(
         self,
@@ -154,6 +155,7 @@ class ProtoCheckpointHandler(_TextHandler):
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.proto_checkpoint_handler.ProtoCheckpointHandler"
     _DURABLE = True
+    _BLOCKS = True
 
     def __init__(
         self,

@@ -73,6 +73,7 @@ class PyTreeCheckpointHandler(TreeHandler):
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
     _DURABLE = True
     _SAVES_TOGETHER = True
+    _BLOCKS = True
 
     def __init__(
         self,

@@ -52,6 +52,7 @@ class StandardCheckpointHandler(TreeHandler):
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
     _DURABLE = True
     _SAVES_TOGETHER = True
+    _BLOCKS = True
 
     def __init__(
         self,
