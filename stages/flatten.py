@@ -35,7 +35,7 @@ from penstock.stages.pytree.flattening import (
     flatten_tree,
     is_empty,
 )
-from penstock.stages.reuse.base_comparison import may_be_linked, take_digests
+from penstock.stages.reuse.base_comparison import may_be_linked, take_digests, unchanged_on_host
 from penstock.stages.reuse.incremental import set_aside
 from penstock.stages.reuse.value_cache import references_to
 
@@ -254,9 +254,15 @@ async def _chosen(
 def _plan_at_once(run: SaveRun, message: TreeToSave) -> _Planned | tuple[Leaves, SavePlan]:
     """Plan a save whole, if nothing has to be awaited for that; else only its leaves."""
     leaves, plan = _plan(run, message)
-    if not run.operation.is_alone or may_be_linked(run, leaves, plan):
+    if not run.operation.is_alone:
         return leaves, plan
-    if run.base is not None:
+    if may_be_linked(run, leaves, plan):
+        later = unchanged_on_host(run, leaves, plan)
+        if later is None or not _has_room(run, leaves, plan):  # there may be if some are linked
+            return leaves, plan
+
+        plan = replace(plan, unchanged=later)
+    elif run.base is not None:
         _check_room(run, leaves, plan)
 
     return _in_batches(run, leaves, plan)
@@ -454,6 +460,15 @@ def _checked(value: object, key_path: str) -> SaveArgs | None:
         if key_path
         else SpecError(f"save_args {problem}")
     )
+
+
+def _has_room(run: SaveRun, leaves: Leaves, plan: SavePlan) -> bool:
+    try:
+        _check_room(run, leaves, plan)
+    except NoSpaceError:
+        return False
+
+    return True
 
 
 def _check_room(run: SaveRun, leaves: Leaves, plan: SavePlan) -> None:

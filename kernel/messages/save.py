@@ -175,6 +175,15 @@ class FixedCourse:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The leaves of a tree that are objects which its base was saved with."""
+
+    identity: object  #: of the base, by its store: if it has another one, nothing is known of it
+    numbers: Mapping[str, Sequence[int]]  #: of the leaves, by the directory of the tree in the base
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SavePlan:
     """The plan of a save: made by its first stage, for all that follow."""
@@ -183,6 +192,7 @@ class SavePlan:
     specs: Sequence[LeafSpec]  #: of the same leaves, as they leave the last stage that changes any
     handlers: Sequence[LeafHandler]  #: of the same leaves
     kept: WrittenBatch | None = None  #: leaves that the base holds already, with their places there
+    unchanged: Unchanged | None = None  #: leaves that the base may hold, if that is looked for after staging
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
     references: References = field(default_factory=dict[str, "ReferenceType[Any]"])
     """What can never change of what is saved, by stored name."""

@@ -17,7 +17,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import replace
 
-from penstock.kernel.errors import CorruptCheckpointError, StorageError
+from penstock.kernel.errors import StorageError
 from penstock.kernel.messages.joint_plan import BaseLinks
 from penstock.kernel.messages.save import Leaves, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -47,14 +47,7 @@ async def find_links(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leav
         directory, found, files = await linkable(run, base, identity, leaves, plan)
         return await run.threads.run(_divided, run, identity, leaves, plan, directory, found, files)
 
-    try:
-        return await unless_replaced(run, look) or (leaves, plan)
-    except (CorruptCheckpointError, StorageError) as error:
-        if not run.request.base_if_whole or run.base is None or not error.path.startswith(run.base):
-            raise
-
-        run.events.warning("save.not_linked", path=run.path, file=error.path, error=repr(error))
-        return leaves, plan
+    return await unless_replaced(run, look) or (leaves, plan)
 
 
 def _divided(

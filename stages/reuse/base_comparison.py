@@ -8,6 +8,7 @@ __all__ = (
     "digest_name",
     "may_be_linked",
     "take_digests",
+    "unchanged_on_host",
 )
 
 import os
@@ -18,7 +19,7 @@ from operator import attrgetter
 from typing import final
 
 from penstock.kernel.codecs import AUTO
-from penstock.kernel.messages.save import Leaf, Leaves, References, SavePlan
+from penstock.kernel.messages.save import Leaf, Leaves, References, SavePlan, Unchanged
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.layouts import StoredCheckpoint, chunk_file_of
 from penstock.kernel.protocols.leaf import LeafSpec, keys_of, names_of
@@ -56,6 +57,31 @@ def may_be_linked(run: SaveRun, leaves: Leaves, plan: SavePlan) -> bool:
     return _any_known(leaves, plan, _by_name(run, base, noted))
 
 
+def unchanged_on_host(run: SaveRun, leaves: Leaves, plan: SavePlan) -> Unchanged | None:
+    """Return the leaves that may be linked, if nothing is lost by staging them before that. Blocking.
+
+    Nothing is where the save does without a base that is damaged, and where the leaves are on the host: then
+    no byte of theirs is copied, but for small ones.
+
+    Returns:
+        None if the base is to be looked at before the leaves are staged.
+    """
+    base = run.base
+    if base is None or not run.request.base_if_whole or run.request.by_digest or plan.changes:
+        return None
+
+    identity = run.store.identity(base)
+    known = _known(run, base, identity)
+    numbers = {where: list(_same_objects(leaves, plan, of_tree)) for where, of_tree in known.items()}
+    chosen = [at for some in numbers.values() for at in some]
+    alike = {(id(leaves.specs[at]), id(plan.handlers[leaves.indices[at]])): at for at in chosen}
+    for leaf in map(leaves.__getitem__, alike.values()):
+        if any(piece.cost for piece in leaf.handler.pieces(leaf, leaf.spec.nbytes)):
+            return None
+
+    return Unchanged(identity, numbers) if chosen else None
+
+
 def compare(
     run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
 ) -> tuple[str, Candidates, dict[str, int]]:
@@ -65,10 +91,14 @@ def compare(
         The directory that the names of the base's data files are relative to, the leaves, and the sizes
         of their files.
     """
-    known: Mapping[str, References] = {} if run.request.by_digest else _known(run, base, identity)
+    planned, by_digest = plan.unchanged, run.request.by_digest
     nothing = Candidates(leaves.part([]), ())
+    if planned is not None and planned.identity != identity:
+        return base, nothing, {}
+
+    known: Mapping[str, References] = {} if by_digest or planned else _known(run, base, identity)
     is_there = run.request.base_if_whole or run.store.kind(base) is not None  # otherwise opening it says so
-    if not run.request.by_digest and is_there and not _any_known(leaves, plan, known):
+    if not (by_digest or planned) and is_there and not _any_known(leaves, plan, known):
         return base, nothing, {}
 
     # On a local disk there may be one process's part of what several saved.
@@ -76,8 +106,10 @@ def compare(
         return base, nothing, {}
 
     checkpoint, key = _open(run, base)
-    if run.request.by_digest:
+    if by_digest:
         unchanged = _same_digest(run, leaves, plan, checkpoint)
+    elif planned is not None:
+        unchanged = list(planned.numbers.get(key, ()))
     else:
         unchanged = list(_same_objects(leaves, plan, known.get(key, {})))
 

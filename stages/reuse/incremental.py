@@ -35,7 +35,7 @@ from anyio import create_task_group
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
-from penstock.kernel.errors import PenstockError, StorageError
+from penstock.kernel.errors import CorruptCheckpointError, PenstockError, StorageError
 from penstock.kernel.messages.save import Leaves, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.build_place import StateRead
@@ -75,7 +75,8 @@ async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leave
 async def unless_replaced(run: SaveRun, look: Callable[[str, object], Awaitable[T]]) -> T | None:
     """Return what `look` finds in the base, given its path and identity; None if it is replaced meanwhile.
 
-    The base is held for reading. What `look` raises counts only if the base stayed the same.
+    The base is held for reading. What `look` raises counts only if the base stayed the same. If the save does
+    without a base that is gone or damaged, there is nothing in such a one.
     """
     base = run.base
     assert base is not None
@@ -83,12 +84,21 @@ async def unless_replaced(run: SaveRun, look: Callable[[str, object], Awaitable[
     try:
         async with run.reading(base) as source:
             return await look(base, source.identity)
-    except PenstockError:
+    except PenstockError as error:
         if source is None or source.replaced is None:
-            raise
+            if not (run.request.base_if_whole and _is_of(base, error)):
+                raise
+
+            run.events.warning("save.not_linked", path=run.path, file=error.path, error=repr(error))
+            return None
 
     run.events.warning("save.base_replaced", path=run.path, base=base)
     return None
+
+
+def _is_of(base: str, error: PenstockError) -> bool:
+    """True if the base is gone or damaged, or cannot be read."""
+    return isinstance(error, CorruptCheckpointError | StorageError) and error.path.startswith(base)
 
 
 async def _set_aside(
@@ -202,6 +212,9 @@ LITTLE_PARTS: Final = 2048
 """So little is compared as a whole in every save: it takes some 20 ms."""
 
 BLOCK_BYTES: Final = 4 * 2**20
+LEAST_BYTES: Final = 64 * 2**10
+"""Of a block that is read without a lease."""
+
 CONCURRENCY: Final = 2
 
 Due: TypeAlias = Sequence[tuple[int, Written]]
@@ -267,12 +280,16 @@ async def intact_only(run: SaveRun, directory: str, found: Candidates) -> Candid
 
     async def compare(share: Due) -> None:
         nbytes = min(BLOCK_BYTES, run.memory.limit_of(run.flow))
-        lease = await run.lease(nbytes, found.leaves[0].info.key_path, prioritised=False)
+        # What is staged may hold all memory, and waits for this to be written.
+        lease = run.memory.acquire_nowait(nbytes, flow=run.flow)
+        if lease is None:
+            nbytes = LEAST_BYTES
         try:
             for number, part, problem in await run.threads.run(_damaged, run.store, directory, share, nbytes):
                 damaged.setdefault(number, (part, problem))
         finally:
-            lease.release()
+            if lease is not None:
+                lease.release()
 
     async with create_task_group() as tasks:
         for share in _shares(chosen):

@@ -17,11 +17,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from penstock import Checkpointer, SaveArgs, SaveFormat
+from penstock import Checkpointer, SaveArgs, SaveFormat, SaveFuture
 from penstock.config import Config
+from penstock.embedding import BaseIfWhole
 from penstock.errors import NotACheckpointError, SpecError, StorageError
 from penstock.handlers import Composite, LocalStore, OrbaxLayout
-from penstock.kernel import Written
+from penstock.kernel import Milestone, StoreWrapper, Written
 from penstock.stages.reuse.incremental import files_worth_linking
 from penstock.testing import FaultyStore
 
@@ -43,19 +44,29 @@ def store() -> Iterator[FaultyStore]:
     assert store.open_files == 0
 
 
+BasedOn = Callable[[Path], Any]
+
+
+@pytest.fixture(params=[Path, BaseIfWhole], ids=["before staging", "after staging"])
+def based_on(request: pytest.FixtureRequest) -> BasedOn:
+    """Bases as callers name them, and those that a save does without if need be: these are opened later."""
+    make: type = request.param
+    return lambda path: make(str(path))
+
+
 def data_files(path: Path) -> set[int]:
     return {file.stat().st_ino for file in (path / "d").iterdir()}
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
 async def test_unchanged_arrays_are_linked_and_each_checkpoint_is_whole_by_itself(
-    tmp_path: Path, assert_same: AssertSame
+    tmp_path: Path, based_on: BasedOn, assert_same: AssertSame
 ) -> None:
     first = state()
     second = {**first, "a03": first["a03"] + 1}
     async with Checkpointer() as checkpointer:
         before = await (await checkpointer.save(tmp_path / "1", first))
-        after = await (await checkpointer.save(tmp_path / "2", second, base=tmp_path / "1"))
+        after = await (await checkpointer.save(tmp_path / "2", second, base=based_on(tmp_path / "1")))
 
         assert (before.nbytes, before.nbytes_kept) == (N * EACH, 0)
         assert (after.nbytes, after.nbytes_kept) == (EACH, (N - 1) * EACH)
@@ -71,7 +82,7 @@ async def test_unchanged_arrays_are_linked_and_each_checkpoint_is_whole_by_itsel
 
 
 async def test_leaves_in_one_chunk_in_several_and_in_pieces_are_linked_alike(
-    tmp_path: Path, assert_same: AssertSame
+    tmp_path: Path, based_on: BasedOn, assert_same: AssertSame
 ) -> None:
     tree = {
         name: jnp.arange(n, dtype=jnp.float32) + n for name, n in (("a", 100), ("b", 6000), ("c", 900_000))
@@ -87,20 +98,20 @@ async def test_leaves_in_one_chunk_in_several_and_in_pieces_are_linked_alike(
             base, path = tmp_path / "1", tmp_path / f"2{len(others)}"
             both = {**others, **tree}
             asked = {**dict.fromkeys(others, SaveArgs()), **save_args}
-            report = await (await ckpt.save(path, both, base=base, save_args=asked))
+            report = await (await ckpt.save(path, both, base=based_on(base), save_args=asked))
 
             assert report.nbytes_kept == sum(leaf.nbytes for leaf in tree.values())
             assert_same(await ckpt.restore(path, like=both), both)
 
 
 async def test_leaves_of_items_are_linked_each_with_its_own_bytes(
-    tmp_path: Path, assert_same: AssertSame
+    tmp_path: Path, based_on: BasedOn, assert_same: AssertSame
 ) -> None:
     items = {name: {"x": jnp.full(1000, at), "y": jnp.arange(1000) + at} for at, name in enumerate("ab")}
     changed = {**items, "a": {**items["a"], "x": jnp.zeros(1000)}}
     async with Checkpointer() as ckpt:
         await (await ckpt.save(tmp_path / "1", Composite(**items)))
-        report = await (await ckpt.save(tmp_path / "2", Composite(**changed), base=tmp_path / "1"))
+        report = await (await ckpt.save(tmp_path / "2", Composite(**changed), base=based_on(tmp_path / "1")))
 
         assert (report.nbytes, report.nbytes_kept) == (4000, 12000)
         for name, tree in changed.items():
@@ -108,12 +119,12 @@ async def test_leaves_of_items_are_linked_each_with_its_own_bytes(
 
 
 async def test_the_base_survives_the_checkpoint_that_shares_its_files(
-    tmp_path: Path, assert_same: AssertSame
+    tmp_path: Path, based_on: BasedOn, assert_same: AssertSame
 ) -> None:
     tree = state()
     async with Checkpointer() as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
-        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=based_on(tmp_path / "1")))
         assert (report.nbytes, report.nbytes_kept) == (0, N * EACH)
 
         shutil.rmtree(tmp_path / "2")
@@ -121,7 +132,7 @@ async def test_the_base_survives_the_checkpoint_that_shares_its_files(
 
 
 async def test_restored_arrays_count_as_those_of_the_checkpoint(
-    tmp_path: Path, assert_same: AssertSame
+    tmp_path: Path, based_on: BasedOn, assert_same: AssertSame
 ) -> None:
     tree = {"frozen": jnp.arange(50_000.0), "tuned": jnp.ones(20_000)}
     async with Checkpointer() as checkpointer:
@@ -130,12 +141,12 @@ async def test_restored_arrays_count_as_those_of_the_checkpoint(
     async with Checkpointer() as checkpointer:
         state = await checkpointer.restore(tmp_path / "1", like=tree)
         state["tuned"] = state["tuned"] + 1
-        report = await (await checkpointer.save(tmp_path / "2", state, base=tmp_path / "1"))
+        report = await (await checkpointer.save(tmp_path / "2", state, base=based_on(tmp_path / "1")))
         assert (report.nbytes, report.nbytes_kept) == (80_000, 200_000)
         assert_same(await checkpointer.restore(tmp_path / "2", like=state), state)
 
         cast = await checkpointer.restore(tmp_path / "1", dtype=jnp.bfloat16)
-        report = await (await checkpointer.save(tmp_path / "3", cast, base=tmp_path / "1"))
+        report = await (await checkpointer.save(tmp_path / "3", cast, base=based_on(tmp_path / "1")))
         assert report.nbytes_kept == 0
 
 
@@ -199,19 +210,19 @@ async def test_bytes_of_another_dtype_shape_or_place_are_not_taken_for_the_same(
         assert_same(await checkpointer.restore(tmp_path / "2", like=second), second)
 
 
-async def test_files_of_which_little_is_needed_are_not_linked(tmp_path: Path) -> None:
+async def test_files_of_which_little_is_needed_are_not_linked(tmp_path: Path, based_on: BasedOn) -> None:
     tree = state()
     async with Checkpointer() as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
         second = {key: leaf if key < "a05" else leaf + 1 for key, leaf in tree.items()}
-        report = await (await checkpointer.save(tmp_path / "2", second, base=tmp_path / "1"))
+        report = await (await checkpointer.save(tmp_path / "2", second, base=based_on(tmp_path / "1")))
 
     assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
     assert not data_files(tmp_path / "1") & data_files(tmp_path / "2")
 
 
 async def test_a_base_that_was_replaced_meanwhile_is_not_trusted(
-    tmp_path: Path, assert_same: AssertSame
+    tmp_path: Path, based_on: BasedOn, assert_same: AssertSame
 ) -> None:
     tree = state()
     async with Checkpointer() as checkpointer:
@@ -220,32 +231,38 @@ async def test_a_base_that_was_replaced_meanwhile_is_not_trusted(
             changed = jax.tree.map(lambda leaf: leaf + 1, tree)
             await (await other.save(tmp_path / "1", changed, overwrite=True))
 
-        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=based_on(tmp_path / "1")))
         assert report.nbytes_kept == 0
         assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
 
 
 async def test_a_checkpoint_may_be_overwritten_on_its_own_base(
-    tmp_path: Path, assert_same: AssertSame
+    tmp_path: Path, based_on: BasedOn, assert_same: AssertSame
 ) -> None:
     tree = state()
     async with Checkpointer() as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
         tree["a00"] = tree["a00"] + 1
-        report = await (await checkpointer.save(tmp_path / "1", tree, base=tmp_path / "1", overwrite=True))
+        report = await (
+            await checkpointer.save(tmp_path / "1", tree, base=based_on(tmp_path / "1"), overwrite=True)
+        )
         assert report.nbytes == EACH
         assert_same(await checkpointer.restore(tmp_path / "1", like=tree), tree)
 
 
 async def test_what_cannot_be_linked_is_written_and_told(
-    tmp_path: Path, store: FaultyStore, assert_same: AssertSame, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    based_on: BasedOn,
+    store: FaultyStore,
+    assert_same: AssertSame,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tree = state()
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
         store.fail_on("share", 1, StorageError("share", "x", "another device", errno.EXDEV))
         with caplog.at_level(logging.WARNING):
-            report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+            report = await (await checkpointer.save(tmp_path / "2", tree, base=based_on(tmp_path / "1")))
 
         assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
         assert "save.not_linked" in caplog.text
@@ -253,14 +270,14 @@ async def test_what_cannot_be_linked_is_written_and_told(
 
 
 async def test_a_save_that_fails_after_linking_leaves_the_base_alone(
-    tmp_path: Path, store: FaultyStore, assert_same: AssertSame
+    tmp_path: Path, based_on: BasedOn, store: FaultyStore, assert_same: AssertSame
 ) -> None:
     tree = state()
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
         store.fail_on("publish", 2, StorageError("publish", "x", "no", errno.EIO))
         with pytest.raises(StorageError):
-            await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+            await (await checkpointer.save(tmp_path / "2", tree, base=based_on(tmp_path / "1")))
 
         assert os.listdir(tmp_path) == ["1"]
         assert_same(await checkpointer.restore(tmp_path / "1", like=tree), tree)
@@ -327,6 +344,98 @@ async def test_a_base_is_not_looked_at_for_what_is_encoded_there(tmp_path: Path,
     assert 0 < report.nbytes < 300_000
     assert not [path for path in looked if path.startswith(str(tmp_path / "1"))]
     assert after.nbytes_kept == 300_000
+
+
+# A base that is opened after staging
+
+
+async def test_a_save_is_staged_before_its_base_is_opened(
+    tmp_path: Path, store: FaultyStore, assert_same: AssertSame
+) -> None:
+    tree = {**state(), "large": jnp.arange(300_000), "other": np.arange(10)}
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        hang = store.hang_on("file.read_at", 1 + [one.name for one in store.operations].count("file.read_at"))
+        save = await checkpointer.save(tmp_path / "2", tree, base=BaseIfWhole(str(tmp_path / "1")))
+        await hang.wait_reached()
+        assert save.milestone is Milestone.STAGED
+        hang.release()
+        report = await save
+
+        assert (report.nbytes, report.nbytes_kept) == (80, N * EACH + 1_200_000)
+        assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
+
+
+async def test_leaves_that_staging_copies_are_looked_for_before(tmp_path: Path, store: FaultyStore) -> None:
+    tree, cast = {"large": jnp.arange(300_000.0)}, SaveArgs(dtype="float16")
+    saves: list[SaveFuture] = []
+    async with Checkpointer(store=store) as checkpointer, anyio.create_task_group() as tasks:
+        await (await checkpointer.save(tmp_path / "1", tree, save_args=cast))
+        hang = store.hang_on("file.read_at", 1 + [one.name for one in store.operations].count("file.read_at"))
+
+        async def save() -> None:
+            base = BaseIfWhole(str(tmp_path / "1"))
+            saves.append(await checkpointer.save(tmp_path / "2", tree, save_args=cast, base=base))
+
+        tasks.start_soon(save)
+        await hang.wait_reached()
+        assert not saves
+        hang.release()
+
+    assert saves[0].result().nbytes_kept == 600_000
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+async def test_a_save_goes_without_a_base_that_is_not_whole(
+    tmp_path: Path, assert_same: AssertSame, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    tree, base = state(), tmp_path / "1"
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(base, tree))
+        if damage == "gone":
+            shutil.rmtree(base)
+        else:
+            (base / "manifest.ocdbt").write_bytes(b"damaged")
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=BaseIfWhole(str(base))))
+        assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
+
+    told = [record for record in caplog.records if "save.not_linked" in record.getMessage()]
+    assert (report.nbytes, report.nbytes_kept) == (N * EACH, 0)
+    assert len(told) == (damage == "damaged")
+
+
+async def test_what_is_staged_may_hold_all_memory_while_a_base_is_compared(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    tree = {"a": np.ones(200_000), "kept": jnp.arange(1_000_000), "z": np.ones(200_000)}
+    async with Checkpointer(memory_limit=2**20) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        base = BaseIfWhole(str(tmp_path / "1"))
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=base))
+        assert report.nbytes_kept == 4_000_000
+        assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
+
+
+async def test_what_fits_only_if_it_is_linked_is_looked_for_before(tmp_path: Path) -> None:
+    tree = state()
+    store = Room(N * EACH)
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        store.free = EACH
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=BaseIfWhole(str(tmp_path / "1"))))
+
+    assert report.nbytes_kept == N * EACH
+
+
+class Room(StoreWrapper):
+    """The local store, with as much room as a test says."""
+
+    def __init__(self, free: int) -> None:
+        super().__init__(LocalStore())
+        self.free = free
+
+    def free_bytes(self, path: str) -> int | None:
+        return self.free
 
 
 # Which files are worth linking
@@ -410,12 +519,12 @@ async def test_a_base_that_becomes_another_kind_of_checkpoint_meanwhile_fails_no
 
 
 async def test_what_is_linked_is_synced_once_unless_the_store_has_synced_it(
-    tmp_path: Path, store: FaultyStore
+    tmp_path: Path, based_on: BasedOn, store: FaultyStore
 ) -> None:
     tree = state()
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
-        await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+        await (await checkpointer.save(tmp_path / "2", tree, base=based_on(tmp_path / "1")))
 
     names = [operation.name for operation in store.operations]
     assert names.count("sync_file") == names.count("share") > 0
@@ -423,13 +532,15 @@ async def test_what_is_linked_is_synced_once_unless_the_store_has_synced_it(
     assert names[shared : shared + 2] == ["share", "sync_file"]
 
 
-async def test_a_linked_file_that_cannot_be_synced_fails_the_save(tmp_path: Path, store: FaultyStore) -> None:
+async def test_a_linked_file_that_cannot_be_synced_fails_the_save(
+    tmp_path: Path, based_on: BasedOn, store: FaultyStore
+) -> None:
     tree = state()
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
         store.fail_on("sync_file")
         with pytest.raises(StorageError, match="injected"):
-            await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+            await (await checkpointer.save(tmp_path / "2", tree, base=based_on(tmp_path / "1")))
 
     assert os.listdir(tmp_path) == ["1"]
 
@@ -456,14 +567,18 @@ def damage_told(log: pytest.LogCaptureFixture) -> list[Any]:
 
 @pytest.mark.parametrize("compare", ["identity", "digest"])
 async def test_a_bit_that_flips_in_the_base_is_not_linked_but_written_from_memory(
-    tmp_path: Path, assert_same: AssertSame, caplog: pytest.LogCaptureFixture, compare: Any
+    tmp_path: Path, based_on: BasedOn, assert_same: AssertSame, caplog: pytest.LogCaptureFixture, compare: Any
 ) -> None:
     tree = state()
     async with Checkpointer() as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree, compare=compare))
         flip(only_data_file(tmp_path / "1"), 5 * EACH + 7)
-        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1", compare=compare))
-        third = await (await checkpointer.save(tmp_path / "3", tree, base=tmp_path / "2", compare=compare))
+        report = await (
+            await checkpointer.save(tmp_path / "2", tree, base=based_on(tmp_path / "1"), compare=compare)
+        )
+        third = await (
+            await checkpointer.save(tmp_path / "3", tree, base=based_on(tmp_path / "2"), compare=compare)
+        )
 
         assert (report.nbytes, report.nbytes_kept) == (EACH, (N - 1) * EACH)
         assert (third.nbytes, third.nbytes_kept) == (0, N * EACH)
@@ -478,13 +593,17 @@ async def test_a_bit_that_flips_in_the_base_is_not_linked_but_written_from_memor
 
 
 async def test_a_base_that_cannot_be_read_is_not_linked(
-    tmp_path: Path, assert_same: AssertSame, store: FaultyStore, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    based_on: BasedOn,
+    assert_same: AssertSame,
+    store: FaultyStore,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tree = state()
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))
         store.fail_on("file.read_at", 2 + [one.name for one in store.operations].count("file.read_at"))
-        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=based_on(tmp_path / "1")))
         assert (report.nbytes, report.nbytes_kept) == (EACH, (N - 1) * EACH)
         assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
 
@@ -501,7 +620,9 @@ async def test_comparing_bytes_can_be_turned_off(tmp_path: Path) -> None:
         assert (await checkpointer.verify(tmp_path / "2")).status == "damaged"
 
 
-async def test_a_flipped_bit_in_a_large_base_is_found_within_as_many_saves_as_asked(tmp_path: Path) -> None:
+async def test_a_flipped_bit_in_a_large_base_is_found_within_as_many_saves_as_asked(
+    tmp_path: Path, based_on: BasedOn
+) -> None:
     tree = {f"a{at}": jnp.full(2**20, at, jnp.float32) for at in range(12)}  # 48 MiB
     config = Config().changed({"save": {"compare_linked_every": 3}})
     async with Checkpointer(config=config) as checkpointer:
@@ -510,7 +631,7 @@ async def test_a_flipped_bit_in_a_large_base_is_found_within_as_many_saves_as_as
         written: list[int] = []
         for step in range(1, 4):
             report = await (
-                await checkpointer.save(tmp_path / str(step), tree, base=tmp_path / str(step - 1))
+                await checkpointer.save(tmp_path / str(step), tree, base=based_on(tmp_path / str(step - 1)))
             )
             written.append(report.nbytes)
             shutil.rmtree(tmp_path / str(step - 1))

@@ -75,3 +75,17 @@ def test_an_unchanged_step_is_linked_to_the_one_before(tmp_path: Path) -> None:
 
     files = {path for path in (tmp_path / "3").rglob("d/*") if path.stat().st_size > 10_000}
     assert {path.stat().st_nlink for path in files} == {3}
+
+
+def test_a_step_may_be_deleted_to_which_the_next_one_is_being_linked(tmp_path: Path) -> None:
+    names: Any = ocp
+    tree = {"w": jnp.arange(30_000)}
+    handler = names.PyTreeCheckpointHandler(use_compression=False)
+    with names.CheckpointManager(tmp_path, item_handlers=handler) as manager:
+        for step in range(5):
+            manager.save(step, args=names.args.PyTreeSave(tree))
+            if step:
+                manager.delete(step - 1)
+
+        assert manager.all_steps() == [4]
+        assert bool((manager.restore(4)["w"] == tree["w"]).all())

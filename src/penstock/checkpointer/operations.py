@@ -277,9 +277,12 @@ class Operations:
                 engine, request, tree = await threads.run(for_items, engine, request, tree)
 
             pipeline = engine.saving  # which was checked when the Checkpointer was made
-            if request.pipeline is not None:
+            links = request.base_if_whole and not engine.is_joint
+            if request.pipeline is not None or links:
                 # With the stage that several processes agree in.
-                pipeline = engine.pipelines.for_save(request.pipeline, engine.written, joint=engine.is_joint)
+                pipeline = engine.pipelines.for_save(
+                    request.pipeline or engine.saving, engine.written, joint=engine.is_joint, links=links
+                )
             if request.prioritise is not None:
                 pipeline = pipelines.prioritised(pipeline, request.prioritise)
                 pipeline.check(TreeToSave)

@@ -37,6 +37,7 @@ from penstock.stages.finalize import Finalize
 from penstock.stages.flatten import Flatten
 from penstock.stages.host_to_device import HostToDevice
 from penstock.stages.limit_bytes import LimitBytes
+from penstock.stages.link import Link
 from penstock.stages.locate import Locate
 from penstock.stages.plan import Plan
 from penstock.stages.prioritise import Prioritise
@@ -68,7 +69,7 @@ def save_pipeline() -> Pipeline[SaveRun]:
 
 
 def fitting_pipeline(
-    pipeline: Pipeline[SaveRun], layout: Layout, *, joint: bool = False
+    pipeline: Pipeline[SaveRun], layout: Layout, *, joint: bool = False, links: bool = False
 ) -> Pipeline[SaveRun]:
     """Return `pipeline` as saving in the format of a layout needs it.
 
@@ -79,6 +80,7 @@ def fitting_pipeline(
         pipeline: Of a save.
         layout: The format written.
         joint: Whether several processes save together.
+        links: Whether a stage `link` follows, too: in a save that does without a base which is damaged.
 
     Raises:
         PipelineError, ConfigError: If the stage `write` has no such option.
@@ -89,6 +91,9 @@ def fitting_pipeline(
         pipeline = _with_stage(pipeline, "agree", Agree())
     if layout.arrays is None:
         return pipeline
+
+    if links:
+        pipeline = _with_stage(pipeline, "link", Link())
 
     form = layout.arrays.save_format
     if form.leaf_codec is not None:
@@ -108,7 +113,7 @@ def _with_stage(pipeline: Pipeline[SaveRun], name: str, stage: Stage[SaveRun]) -
         return pipeline
 
     # Behind any stages that the user put there: they see leaves before encoding.
-    behind = next((name for name in ("limit_bytes", "write") if name in names), names[-1])
+    behind = next((name for name in ("encode", "limit_bytes", "write") if name in names), names[-1])
     slots: list[Slot[SaveRun]] = []
     for slot in pipeline:
         if slot.name == behind:
@@ -234,7 +239,7 @@ class FittedPipelines:
         self._layout = layout
         self._joint = joint
         self._by_concurrency: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}
-        self._given: BoundedCache[tuple[ByIdentity, bool], Pipeline[SaveRun]] = BoundedCache(4)
+        self._given: BoundedCache[tuple[ByIdentity, bool, bool], Pipeline[SaveRun]] = BoundedCache(4)
         self.local = self._fitted(save_pipeline(), restore_pipeline())
         for scheme in SCHEMES.own:  # now, or an option that does not fit would be found by the first call
             self.of_scheme(scheme)
@@ -251,8 +256,10 @@ class FittedPipelines:
 
         return self._by_concurrency[at_once]
 
-    def for_save(self, given: Pipeline[SaveRun], layout: Layout, *, joint: bool) -> Pipeline[SaveRun]:
-        """Return the pipeline that was given for a save, as a layout needs it.
+    def for_save(
+        self, given: Pipeline[SaveRun], layout: Layout, *, joint: bool, links: bool
+    ) -> Pipeline[SaveRun]:
+        """Return the pipeline of a save as a layout needs it; see `fitting_pipeline`.
 
         It is fitted and checked once: callers give the same one for each of their saves.
 
@@ -262,11 +269,11 @@ class FittedPipelines:
         """
 
         def fitted() -> Pipeline[SaveRun]:
-            pipeline = fitting_pipeline(given_pipeline(given), layout, joint=joint)
+            pipeline = fitting_pipeline(given_pipeline(given), layout, joint=joint, links=links)
             pipeline.check(TreeToSave)
             return pipeline
 
-        return self._given.get_or_make((ByIdentity(given, layout), joint), fitted, lambda _: 0)
+        return self._given.get_or_make((ByIdentity(given, layout), joint, links), fitted, lambda _: 0)
 
     def _fitted(
         self, saving: Pipeline[SaveRun], restoring: Pipeline[RestoreRun]

@@ -42,7 +42,7 @@ from penstock.embedding import (
     chunk_shapes,
     paths,
 )
-from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, StorageError
+from penstock.errors import ConfigError, NotACheckpointError
 from penstock.orbax.checkpoint_args import (
     CheckpointArgs,
     DeferredPathAsyncCheckpointHandler,
@@ -510,7 +510,7 @@ def _is_args(node: Any) -> TypeGuard[SaveArgs]:
     return isinstance(node, SaveArgs)
 
 
-def base_of(place: Place, loop: blocking.LoopThread[Trees]) -> str | BaseIfWhole | None:
+def base_of(place: Place, loop: blocking.LoopThread[Trees]) -> BaseIfWhole | None:
     """Return the item of the step before to which unchanged leaves are linked, if a manager saves a step.
 
     Args:
@@ -522,11 +522,13 @@ def base_of(place: Place, loop: blocking.LoopThread[Trees]) -> str | BaseIfWhole
         return None
     if isinstance(place, str):
         links.when_complete(place, partial(loop.call, Trees.note_moved, place))
-        return links.base_of(place)
+        base = links.base_of(place)
+    else:
+        published = partial(loop.call, Trees.note_published, place.path)
+        links.when_published(place.build.place, place.path, published)
+        base = links.base_of_place(place.build.place, place.path)
 
-    links.when_published(place.build.place, place.path, partial(loop.call, Trees.note_published, place.path))
-    base = links.base_of_place(place.build.place, place.path)
-    return None if base is None else BaseIfWhole(base)
+    return None if base is None else BaseIfWhole(base)  # a save works without it
 
 
 def save_limit(
@@ -665,14 +667,7 @@ class Trees:
             return await self._save_whole(place, tree)
 
         chosen = self._with_handlers(self.saving, tree.lookup(self.saving))
-        if tree.base is not None:
-            try:
-                return await tree.begin(chosen, place, base=tree.base)
-            except (CorruptCheckpointError, StorageError) as error:
-                if not error.path.startswith(tree.base):
-                    raise  # otherwise the base is gone or damaged, and the save works without it
-
-        return await tree.begin(chosen, place)
+        return await tree.begin(chosen, place, base=tree.base)
 
     async def _save_whole(self, place: JointDirectory, tree: HandledTree) -> SaveFuture:
         """Begin to save a whole checkpoint, which in a bucket a process that saves alone does, too."""

@@ -342,8 +342,9 @@ class CheckpointManager(WarnsOfOverrides):
         number = step_number(step)
         if number not in self.all_steps():
             raise NotACheckpointError(str(self._steps.new_path(number)), "there is no such step")
-        # Several processes link files of the step before in the background.
-        if self._saving is not None and (self._saving.step == number or not self._steps.is_alone):
+        # Files of the step before are linked in the background.
+        saving = self._saving
+        if saving is not None and (number in (saving.step, saving.base) or not self._steps.is_alone):
             self.wait_until_finished()
 
         self._steps.agree_on(f"delete {number}", partial(self._steps.delete, number))

@@ -289,6 +289,7 @@ class StepChange:
     step: int
     overwrites: bool  #: whether there is such a step already
     replaced: Mapping[int, str]  #: the names of those, by number
+    base: int | None = None  #: the step that it may share files with
 
 
 @final
@@ -481,7 +482,7 @@ class ManagerSteps:
         if missing:
             self.warn_once("step.metric_missing", metrics=missing)
 
-        overwrites = step in self._catalogue
+        overwrites, base = step in self._catalogue, self._catalogue.latest
         begun_s = (new_info(step).time - _EPOCH).total_seconds()
         doomed: list[int] = []
         failure: Exception | None = None
@@ -492,7 +493,7 @@ class ManagerSteps:
             except Exception as error:
                 failure = error
 
-        change = StepChange(step, overwrites, self._catalogue.remove(doomed))
+        change = StepChange(step, overwrites, self._catalogue.remove(doomed), base)
         try:
             yield change, failure
         except BaseException:
