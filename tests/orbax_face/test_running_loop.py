@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
+import signal
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from anyio import create_task_group, to_thread
@@ -146,6 +150,115 @@ def test_a_call_that_its_caller_gives_up_is_cancelled() -> None:
     with LoopThread(nullcontext[None]) as loop:
         anyio.run(give_up)
         assert ended.wait(20)
+
+
+def test_a_call_where_no_loop_runs_blocks_and_an_interrupt_cancels_it() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def wait(_: None) -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    async def answer(_: None) -> int:
+        return 42
+
+    def interrupt() -> None:
+        begun.wait(20)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    main, interrupting = threading.get_ident(), threading.Thread(target=interrupt)
+    with LoopThread(nullcontext[None]) as loop:
+        assert run_sync(loop.acall, answer, needs_loop=False) == 42
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_sync(loop.acall, wait, needs_loop=False)
+
+        interrupting.join()
+        assert ended.wait(20)
+
+
+def test_what_waits_for_a_loop_although_it_was_to_need_none_says_so() -> None:
+    class Waiting:
+        def __await__(self) -> Iterator[None]:
+            yield
+
+    async def wait() -> None:
+        await Waiting()
+
+    with pytest.raises(RuntimeError, match="waits for one"):
+        run_sync(wait, needs_loop=False)
+
+
+class CountingPolicy(asyncio.DefaultEventLoopPolicy):
+    """Counts the event loops that are made in this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+        self.thread = threading.get_ident()
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        self.made += threading.get_ident() == self.thread
+        return super().new_event_loop()
+
+
+class OwnSave(ocp.PyTreeCheckpointHandler):
+    async def async_save(self, *args: Any, **kwargs: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return await super().async_save(*args, **kwargs)
+
+
+@contextmanager
+def counting_loops() -> Iterator[CountingPolicy]:
+    before, policy = asyncio.get_event_loop_policy(), CountingPolicy()
+    asyncio.set_event_loop_policy(policy)
+    try:
+        yield policy
+    finally:
+        asyncio.set_event_loop_policy(before)
+
+
+def test_trees_and_json_are_staged_without_an_event_loop(tmp_path: Path) -> None:
+    items = ocp.CompositeCheckpointHandler(
+        tree=ocp.PyTreeCheckpointHandler(), about=ocp.JsonCheckpointHandler()
+    )
+    args = ocp.args.Composite(
+        tree=ocp.args.PyTreeSave({"a": np.arange(3)}), about=ocp.args.JsonSave({"step": 1})
+    )
+    with ocp.AsyncCheckpointer(items) as checkpointer:
+        with counting_loops() as loops:
+            checkpointer.save(tmp_path / "one", args=args)
+
+        found = checkpointer.restore(tmp_path / "one")
+
+    assert loops.made == 0
+    np.testing.assert_array_equal(found["tree"]["a"], np.arange(3))
+    assert found["about"] == {"step": 1}
+
+
+def test_a_subclass_with_a_coroutine_of_its_own_gets_an_event_loop(tmp_path: Path) -> None:
+    with ocp.AsyncCheckpointer(OwnSave()) as checkpointer:
+        with counting_loops() as loops:
+            checkpointer.save(tmp_path / "one", {"a": np.arange(3)})
+
+        np.testing.assert_array_equal(checkpointer.restore(tmp_path / "one")["a"], np.arange(3))
+
+    assert loops.made == 1
+
+
+def test_of_items_that_are_staged_without_a_loop_none_stays_if_another_fails(tmp_path: Path) -> None:
+    items = ocp.CompositeCheckpointHandler(tree=ocp.PyTreeCheckpointHandler(), z=ocp.JsonCheckpointHandler())
+    args = ocp.args.Composite(
+        tree=ocp.args.PyTreeSave({"a": np.arange(3)}), z=ocp.args.JsonSave({"step": object()})
+    )
+    with ocp.AsyncCheckpointer(items) as checkpointer:
+        with pytest.raises(ValueError, match="JSON"):
+            checkpointer.save(tmp_path / "one", args=args)
+
+        assert list(tmp_path.iterdir()) == []
 
 
 async def test_run_sync_returns_and_raises_what_the_coroutine_does() -> None:
