@@ -120,6 +120,7 @@ _NAMED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
     "_src.metadata.sharding_test": {
         r"test_convert_between_jax_named_.*": "expects one device; there are eight"
     },
+    "_src.futures.signaling_client_test": {r"test_mark_pathways_colocated_.*": PATHWAYS},
     "_src.path.deleter_test": {r"test_.*": PRIVATE},
     "checkpoint_utils_test": {r"test_checkpoints_iterator\d": "`tmp_checkpoints` returns names"},
     "_src.path.step_test": {
