@@ -86,19 +86,23 @@ async def unless_replaced(run: SaveRun, look: Callable[[str, object], Awaitable[
             return await look(base, source.identity)
     except PenstockError as error:
         if source is None or source.replaced is None:
-            if not (run.request.base_if_whole and _is_of(base, error)):
+            broken = _broken_part(base, error)
+            if broken is None or not run.request.base_if_whole:
                 raise
 
-            run.events.warning("save.not_linked", path=run.path, file=error.path, error=repr(error))
+            run.events.warning("save.not_linked", path=run.path, file=broken, error=repr(error))
             return None
 
     run.events.warning("save.base_replaced", path=run.path, base=base)
     return None
 
 
-def _is_of(base: str, error: PenstockError) -> bool:
-    """True if the base is gone or damaged, or cannot be read."""
-    return isinstance(error, CorruptCheckpointError | StorageError) and error.path.startswith(base)
+def _broken_part(base: str, error: PenstockError) -> str | None:
+    """Return the path in the base that is gone, damaged or cannot be read; None if the error is another."""
+    if isinstance(error, CorruptCheckpointError | StorageError) and error.path.startswith(base):
+        return error.path
+
+    return None
 
 
 async def _set_aside(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import re
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -182,7 +183,7 @@ def test_a_call_where_no_loop_runs_blocks_and_an_interrupt_cancels_it() -> None:
 
 def test_what_waits_for_a_loop_although_it_was_to_need_none_says_so() -> None:
     class Waiting:
-        def __await__(self) -> Iterator[None]:
+        def __await__(self) -> Generator[None]:
             yield
 
     async def wait() -> None:
@@ -192,19 +193,6 @@ def test_what_waits_for_a_loop_although_it_was_to_need_none_says_so() -> None:
         run_sync(wait, needs_loop=False)
 
 
-class CountingPolicy(asyncio.DefaultEventLoopPolicy):
-    """Counts the event loops that are made in this thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made = 0
-        self.thread = threading.get_ident()
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        self.made += threading.get_ident() == self.thread
-        return super().new_event_loop()
-
-
 class OwnSave(ocp.PyTreeCheckpointHandler):
     async def async_save(self, *args: Any, **kwargs: Any) -> Any:
         await anyio.lowlevel.checkpoint()
@@ -212,13 +200,19 @@ class OwnSave(ocp.PyTreeCheckpointHandler):
 
 
 @contextmanager
-def counting_loops() -> Iterator[CountingPolicy]:
-    before, policy = asyncio.get_event_loop_policy(), CountingPolicy()
-    asyncio.set_event_loop_policy(policy)
+def loops_made() -> Generator[list[str]]:
+    """Note what makes event loops in this thread."""
+    made: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_name == "new_event_loop":
+            made.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
     try:
-        yield policy
+        yield made
     finally:
-        asyncio.set_event_loop_policy(before)
+        sys.setprofile(None)
 
 
 def test_trees_and_json_are_staged_without_an_event_loop(tmp_path: Path) -> None:
@@ -229,24 +223,24 @@ def test_trees_and_json_are_staged_without_an_event_loop(tmp_path: Path) -> None
         tree=ocp.args.PyTreeSave({"a": np.arange(3)}), about=ocp.args.JsonSave({"step": 1})
     )
     with ocp.AsyncCheckpointer(items) as checkpointer:
-        with counting_loops() as loops:
+        with loops_made() as made:
             checkpointer.save(tmp_path / "one", args=args)
 
         found = checkpointer.restore(tmp_path / "one")
 
-    assert loops.made == 0
+    assert not made
     np.testing.assert_array_equal(found["tree"]["a"], np.arange(3))
     assert found["about"] == {"step": 1}
 
 
 def test_a_subclass_with_a_coroutine_of_its_own_gets_an_event_loop(tmp_path: Path) -> None:
     with ocp.AsyncCheckpointer(OwnSave()) as checkpointer:
-        with counting_loops() as loops:
+        with loops_made() as made:
             checkpointer.save(tmp_path / "one", {"a": np.arange(3)})
 
         np.testing.assert_array_equal(checkpointer.restore(tmp_path / "one")["a"], np.arange(3))
 
-    assert loops.made == 1
+    assert made
 
 
 def test_of_items_that_are_staged_without_a_loop_none_stays_if_another_fails(tmp_path: Path) -> None:

@@ -267,6 +267,10 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
             for _, handler in self._handlers.unique():
                 ends.callback(handler.close)
 
+    def items_need_event_loop(self, args: CompositeArgs) -> bool:
+        """Return whether `async_save` of the handler of any item needs one. penstock's."""
+        return any(needs_event_loop(self._get_or_set_handler(name, args[name]), args[name]) for name in args)
+
     def _get_or_set_handler(self, item_name: str, args: CheckpointArgs | None) -> Any:
         return self._handlers.choose(item_name, args)
 
@@ -380,9 +384,7 @@ def needs_event_loop(handler: Any, args: Any) -> bool:
     if not blocks_without_loop(handler):
         return True
     if isinstance(handler, CompositeCheckpointHandler):
-        return any(
-            needs_event_loop(handler._get_or_set_handler(name, args[name]), args[name]) for name in args
-        )
+        return handler.items_need_event_loop(args)
 
     return isinstance(handler, TreeHandler) and not blocks_without_loop(handler.base)
 
