@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("open_below", "open_paths")
+__all__ = ("at_most", "open_below", "open_paths")
 
 import os
+import resource
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.memory_folder import MEMORY
@@ -33,6 +35,17 @@ def open_paths() -> Counter[str]:
 def open_below(folder: Path) -> list[str]:
     """The files and folders in a folder that are open, each as often as it is."""
     return sorted(target for target in open_paths().elements() if Path(target).is_relative_to(folder))
+
+
+@contextmanager
+def at_most(descriptors: int) -> Generator[None]:
+    """Let this process open so many files more than it has open, and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + descriptors, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _is_stored(target: str) -> bool:

@@ -127,7 +127,11 @@ KINDS: Final = {
 }
 
 # Kinds that share their code with a faster kind.
-SLOW_KINDS: Final = ("0.6.4, steps", "0.11.5, steps", "v1, steps", "items, key", "items, numpy key", "items")
+SLOW_KINDS: Final = (
+    "ours, coded directories",
+    *("0.6.4, steps", "0.11.5, steps", "steps", "v1, steps"),
+    *("items", "items, key", "items, numpy key"),
+)
 kinds = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_KINDS)) for name in KINDS]
 )

@@ -101,6 +101,7 @@ def save(path: Path, items: Composite, form: SaveFormat | None = None, **options
 
 
 class TestAll:
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize("form", FORMATS)
     def test_each_item_comes_back_as_it_was(self, tmp_path: Path, assert_same: AssertSame, form: str) -> None:
         save(tmp_path / "ckpt", everything(), FORMATS[form])

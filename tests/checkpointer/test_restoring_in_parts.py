@@ -159,6 +159,7 @@ async def test_several_at_once_share_the_budget(rig: Rig, assert_same: AssertSam
         assert_same(found, tree)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.int32])
 async def test_a_cast_leaf_is_restored_in_parts(rig: Rig, assert_same: AssertSame, dtype: Any) -> None:
     rig.registry = copying()

@@ -632,6 +632,7 @@ print(json.dumps([len(jax.devices()), reports[0].nbytes, len(shards), shards[0]]
 """
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("saved_on", "saved_axes", "here", "axes", "shard"),

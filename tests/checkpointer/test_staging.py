@@ -43,6 +43,7 @@ def begin() -> dict[str, Any]:
 
 
 class TestTraining:
+    @pytest.mark.thinned(2)
     @pytest.mark.timeout(120)
     @pytest.mark.parametrize("staging", ["copy", "overlap"])
     async def test_each_checkpoint_of_200_donating_steps_is_the_state_at_its_step(

@@ -99,6 +99,7 @@ async def test_the_second_of_two_savers_at_one_path_is_refused_with_the_holder_o
     assert os.listdir(path.parent) == ["latest"]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("operation", ["create_data_file", "exchange", "discard"])
 def test_what_a_killed_saver_claimed_and_left_is_taken_over_by_the_next(path: Path, operation: str) -> None:
     async def begin() -> None:

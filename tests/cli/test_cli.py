@@ -70,6 +70,7 @@ _OF_SAVES = (
 """What a command that looks needs not: jax besides, which takes a second of the processor."""
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "untouched"),

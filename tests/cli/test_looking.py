@@ -150,6 +150,7 @@ def test_ls_of_a_missing_step_fails_in_one_line(kept: Stored, call: Call) -> Non
     assert (said.status, "has no step 9 (the latest is 2)" in said.err) == (1, True)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",

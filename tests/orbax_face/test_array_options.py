@@ -16,6 +16,7 @@ import orbax.checkpoint.experimental.v1 as theirs_v1
 import pytest
 from etils import epath
 from orbax.checkpoint._src.metadata import array_metadata_store as theirs
+from tests.open_files import at_most
 from tests.orbax_face.leaf_round_trips import on
 
 import penstock.orbax
@@ -341,12 +342,13 @@ def test_sizes_that_no_file_can_have_are_refused(ocp: Any, file_bytes: int, tmp_
     handler.close()
 
 
-def test_thousands_of_small_files_are_no_trouble(tmp_path: Path) -> None:
-    tree = {f"k{at:04}": np.full(16, at) for at in range(2200)}  # more files than a process may open
+def test_there_may_be_more_small_files_than_a_process_may_open(tmp_path: Path) -> None:
+    tree = {f"k{at:04}": np.full(16, at) for at in range(400)}
     handler = penstock.orbax.PyTreeCheckpointHandler()
     args = penstock.orbax.args.PyTreeSave(tree, ocdbt_target_data_file_size=200)
-    handler.save(_made(tmp_path / "one"), args=args)
-    assert len(file_sizes(tmp_path / "one")) == 1101
-    restored = handler.restore(tmp_path / "one")
+    with at_most(100):
+        handler.save(_made(tmp_path / "one"), args=args)
+        assert len(file_sizes(tmp_path / "one")) == 201
+        restored = handler.restore(tmp_path / "one")
     assert all(np.array_equal(restored[name], value) for name, value in tree.items())
     handler.close()

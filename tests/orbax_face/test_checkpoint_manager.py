@@ -86,6 +86,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_managers_of_both_libraries_save_and_keep_the_same_steps(
     options: dict[str, Any], tmp_path: Path
@@ -172,6 +173,7 @@ POLICIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_policies_keep_the_same_steps_as_in_orbax(policy: Any, tmp_path: Path) -> None:
     found = [

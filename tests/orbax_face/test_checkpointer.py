@@ -40,6 +40,7 @@ def restored(ocp: Any, make: Make, path: Path) -> Any:
         return checkpointer.restore(path)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("make", CHECKPOINTERS)
 @pytest.mark.parametrize(("writer", "reader"), [(ours, ours), (ours, theirs), (theirs, ours)])
 def test_each_library_restores_what_the_other_saved(
@@ -54,6 +55,7 @@ def test_each_library_restores_what_the_other_saved(
     jax.tree.map(np.testing.assert_array_equal, found, TREE)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("ocp", BOTH)
 @pytest.mark.parametrize("make", CHECKPOINTERS)
 def test_a_checkpoint_is_replaced_if_asked_alone(tmp_path: Path, ocp: Any, make: Make) -> None:

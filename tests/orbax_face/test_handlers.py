@@ -81,6 +81,7 @@ def test_pytree_checkpointer_saves_and_restores(ocp: Any, tmp_path: Path) -> Non
     checkpointer.close()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("use_ocdbt", [True, False])
 @pytest.mark.parametrize("use_zarr3", [True, False])
 @pytest.mark.parametrize(("writer", "reader"), [LIBRARIES, LIBRARIES[::-1]], ids=["to orbax", "from orbax"])

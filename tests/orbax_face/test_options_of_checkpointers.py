@@ -166,6 +166,7 @@ def one_process_waits_for_nobody(ocp: Any, root: Path) -> Any:
     return called, values(ocp.utils.broadcast_one_to_all(np.arange(3), is_source=True))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
 def test_permissions_are_less_what_the_umask_takes_away(umask: int, tmp_path: Path) -> None:
     def modes(ocp: Any, mode: int) -> list[str]:

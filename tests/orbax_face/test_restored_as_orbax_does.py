@@ -114,6 +114,7 @@ def test_what_was_masked_is_none_where_a_struct_is_asked_for(tmp_path: Path, ocp
     np.testing.assert_array_equal(restored["b"]["c"], np.arange(2))
 
 
+@pytest.mark.thinned(2)
 @both
 @pytest.mark.parametrize("value", [0, 1])
 def test_large_arrays_that_are_all_the_same_are_restored_without_a_target(

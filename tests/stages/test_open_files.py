@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import os
-import resource
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.open_files import open_below
+from tests.open_files import at_most, open_below
 
 import penstock
 from penstock import SaveFormat
@@ -68,16 +64,6 @@ def test_a_file_that_is_not_there_costs_nothing(paths: list[str], tmp_path: Path
 
     assert open_below(tmp_path) == []
     assert files.opened == []
-
-
-@contextmanager
-def at_most(descriptors: int) -> Generator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + descriptors, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("mmap", [False, True], ids=["read", "mmap"])

@@ -135,6 +135,7 @@ async def test_a_tier_that_all_see_is_copied_by_all(tmp_path: Path) -> None:
         assert any(str(root) in path for path in written)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("operation", ["data.sync", "publish"])
 @pytest.mark.parametrize("who", [0, COUNT - 1])
 async def test_what_one_process_cannot_keep_is_kept_by_none(
@@ -168,6 +169,7 @@ async def test_what_one_process_cannot_keep_is_kept_by_none(
     await check_whole(root / "2", 2)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("operation", "who"),
     [
@@ -379,6 +381,7 @@ async def test_a_step_of_which_a_disk_is_lost_does_not_count(disks: list[Path], 
     await check_whole(root / "5", 5)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("who", [0, COUNT - 1])
 async def test_parts_of_which_one_is_damaged_are_not_put_together(
     disks: list[Path], tmp_path: Path, who: int

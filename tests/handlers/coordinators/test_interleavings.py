@@ -80,7 +80,8 @@ def _hasty(member: Member, path: str, keys: OperationKeys, first: bytes) -> Proc
 @pytest.mark.parametrize(
     "scenario",
     [
-        Scenario(pauses=0, used=Used(claim=_replacing)),
+        # Thousands of courses: `make interleavings` goes through them, too.
+        pytest.param(Scenario(pauses=0, used=Used(claim=_replacing)), marks=pytest.mark.slow),
         Scenario(pauses=1, used=Used(end=_not_looking)),
         Scenario(pauses=0, used=Used(begin=_hasty)),
     ],

@@ -157,6 +157,7 @@ def test_the_base_path_of_a_node_holds_for_all_below_it(
     assert opened(tmp_path)[b"key/7"] == b"value 7"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("max_node_bytes", [150, 8 << 20])
 @pytest.mark.parametrize("n_keys", [0, 1, 2, 1000])
 def test_reads_what_penstock_wrote(

@@ -82,6 +82,7 @@ def arrays(n_keys: int) -> tuple[dict[bytes, Value], dict[bytes, bytes], dict[st
     return entries, expected, files
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.many_cases
 @pytest.mark.parametrize("max_node_bytes", [8 << 20, 2000])
 @pytest.mark.parametrize("n_keys", [1, 2, 1000, 12_000])

@@ -36,6 +36,7 @@ def negative(_: str) -> os.statvfs_result:
     return os.statvfs_result((4096, 4096, -1, -1, -1, -1, -1, -1, -1, 255))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("calls", "lacks"),
     [

@@ -167,6 +167,7 @@ def test_abstract_leaves_say_what_an_array_becomes(
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("abstract", "expected"), [(int, 2), (0, 2), (float, 2.0), (0.5, 2.0), (np.zeros(()), np.asarray(2.0))]
 )

@@ -152,6 +152,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("zarr", [2, 3])
 @pytest.mark.parametrize("codec", ["floats", "floats:archive"])
@@ -308,6 +309,7 @@ def test_shuffled_bits_take_less_room_than_zstd_alone(tmp_path: Path) -> None:
     assert size(tmp_path / "blosc") < size(tmp_path / "zstd")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("site", "library")
 @pytest.mark.parametrize("codec", ["floats", "floats:archive", "zstd", "lzma"])
 def test_a_damaged_chunk_is_an_error_that_names_the_leaf(tmp_path: Path, codec: str) -> None:

@@ -257,6 +257,7 @@ REQUESTS: Sequence[tuple[str, Callable[[ObjectClient], Any]]] = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("request_", [ask for _, ask in REQUESTS], ids=[name for name, _ in REQUESTS])
 @pytest.mark.parametrize("status", [503, 429, 500])
 def test_every_request_outlasts_refusals(server: ObjectServer, status: int, request_: Any) -> None:
