@@ -218,6 +218,7 @@ clean: ## Remove the environments, caches and build products
 $(VENV)-recipes/.installed: pyproject.toml
 	$(call environment,$(PYTHON),$(VENV)-recipes)
 	@$(VENV)-recipes/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[recipes-proof]'
+	@$(VENV)-recipes/bin/python -m pip install --quiet --disable-pip-version-check --no-deps google-tunix==0.1.7 # its models need jax and flax alone
 	@touch $@
 
 $(VENV)/.site: $(RUNS)

@@ -340,29 +340,40 @@ class Reshape(Rule):
 
     Attributes:
         shape: The new one; one axis may be -1.
-        from_shape: The shape that it must have before. The inverse needs it.
+        from_shape: The shape that it must have before; one axis may be -1. The inverse needs it.
+        axis: Where both are about a part of the axes: the first of them. Without `from_shape` it is that one.
     """
 
     operation: ClassVar[str] = "reshape"
-    example: ClassVar[str] = 'reshape = "layers.{i}.q.kernel"\nshape = [16, 4, -1]'
+    example: ClassVar[str] = 'reshape = "layers.{i}.q.kernel"\naxis = 1\nshape = [-1, 4]'
 
     shape: tuple[int, ...] = field(default=(), kw_only=True)
     from_shape: tuple[int, ...] | None = field(default=None, kw_only=True)
+    axis: int | None = field(default=None, kw_only=True)
 
     def check(self) -> None:
+        if self.axis is not None:
+            _integers(self, "axis", (self.axis,))
+            if self.from_shape is None:
+                self._set("from_shape", (-1,))
         self._set("shape", _integers(self, "shape", self.shape))
         if self.from_shape is not None:
             self._set("from_shape", _integers(self, "from_shape", self.from_shape))
-        if any(size < -1 for size in self.shape) or self.shape.count(-1) > 1:
-            raise self.invalid(f"shape has one -1 at most, not {list(self.shape)}")
+        for name, shape in (("shape", self.shape), ("from_shape", self.from_shape or ())):
+            if any(size < -1 for size in shape) or shape.count(-1) > 1:
+                raise self.invalid(f"{name} has one -1 at most, not {list(shape)}")
+        if self.axis is not None and not (self.shape and self.from_shape):
+            raise self.invalid("with axis, shape and from_shape have one axis at least")
 
     def inverse(self) -> Rule:
         if self.from_shape is None:
             raise self.no_inverse("say from_shape, the shape that it had")
 
         source, to = self._swapped()
-        before = None if -1 in self.shape else self.shape
-        return Reshape(source, to, shape=self.from_shape, from_shape=before, optional=self.optional)
+        before = None if -1 in self.shape and self.axis is None else self.shape
+        return Reshape(
+            source, to, shape=self.from_shape, from_shape=before, axis=self.axis, optional=self.optional
+        )
 
 
 @final

@@ -645,7 +645,8 @@ def _pieces(leaf: Leaf, piece_bytes: int, room: OutputRoom) -> Iterator[tuple[Pi
 
         return
 
-    for plan in leaf.handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
+    whole = leaf.handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes))
+    for plan in (absent for piece in whole for absent in room.absent_of(leaf.index, piece)):
         encoded = 0 if spec.codec is None else encoding_room(plan.nbytes)
         yield plan, encoded + room.of(leaf.index, spec, plan.nbytes)
 

@@ -110,7 +110,7 @@ def _with_options(request: RestoreRequest, checkpoint: StoredCheckpoint) -> Stor
     if request.options.split is not None:
         checkpoint = split_names(checkpoint, request.options.split)
     if request.options.rules is not None:
-        from penstock.stages.rules.derived import derive  # few restores have rules
+        from penstock.stages.rules.application import derive  # few restores have rules
 
         checkpoint = derive(Rules.of(request.options.rules), checkpoint, has_target=request.has_like)
     if request.has_like and isinstance(checkpoint, NamedTensors):

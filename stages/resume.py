@@ -8,7 +8,7 @@ in a folder of the build, the journal. `EndRecord` removes that before the check
 
 from __future__ import annotations
 
-__all__ = ("JOURNAL", "RECORD_BYTES", "EndRecord", "Record", "Resume", "fixed_course")
+__all__ = ("JOURNAL", "RECORD_BYTES", "EndRecord", "Record", "Resume", "fixed_course", "why_not_resumed")
 
 import base64
 import hashlib
@@ -27,7 +27,9 @@ import numpy as np
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
+from penstock.kernel.codecs import AUTO
 from penstock.kernel.errors import SpecError, StorageError
+from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.save import (
     Committed,
     FixedCourse,
@@ -64,15 +66,13 @@ class Resume:
     """Takes `LeafBatch`es, yields them without the leaves that an interrupted save has written.
 
     Attributes:
-        key: Returns what says what is saved and how. What was recorded under another one does not count.
-            Blocking; called if the save can be gone on with.
+        key: Returns what says what is saved and how. What was recorded under another one does not count. It
+            is the same in all processes that save together. Blocking; called if it is needed.
         goes_on: Whether what an interrupted save left counts, and whether this one leaves something if it
             fails. Otherwise a save that fails removes what it wrote, and only one that was killed leaves it.
 
     Raises:
-        SpecError: If it is to go on and cannot: with a codec nobody knows the places in advance, and several
-            processes each know their part alone.
-        UnsupportedByStoreError: If it is to go on, in a store that gives each build a place of its own.
+        SpecError: If it is to go on and cannot; see `why_not_resumed`.
     """
 
     messages: ClassVar[Messages] = {LeafBatch: LeafBatch}
@@ -110,6 +110,9 @@ class _Resumer:
 
     async def _begin(self, plan: SavePlan) -> SavePlan:
         run = self._run
+        if plan.joint is not None:
+            plan = replace(plan, joint=await run.threads.run(_compared, plan.joint, self._key))
+
         problem = _problem(run, plan)
         if problem is not None:
             if self._goes_on:
@@ -135,18 +138,36 @@ class _Resumer:
         return replace(plan, kept=kept)
 
 
-def _problem(run: SaveRun, plan: SavePlan) -> str | None:
-    """Say why a save cannot be gone on with; None if it can."""
-    if run.store.directories is None or run.store.shared_files is None:
+def _compared(joint: JointPlan, key: Callable[[], str]) -> JointPlan:
+    """Return a joint plan that differs where the keys do: all processes save the same, in the same way."""
+    found = hashlib.sha256(key().encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256(joint.digest + found).digest()
+    return replace(joint, digest=digest, options={**joint.options, "made of": found.hex()})
+
+
+def why_not_resumed(store: Store, n_processes: int, codecs: Iterable[str | None]) -> str | None:
+    """Say why a save cannot be gone on with; None if it can.
+
+    Args:
+        store: Where it goes.
+        n_processes: That save together.
+        codecs: Of its leaves.
+    """
+    if store.directories is None or store.shared_files is None:
         return "a bucket gives each save a place that no other one has"
-    if not run.operation.is_alone:
-        return "several processes save it together"
-    if plan.kept is not None:
-        return "it shares files with another checkpoint"
-    if not plan.sizes_known:
-        return "with a codec, places are not known in advance"
+    if n_processes > 1:
+        return "several processes save it together, and each knows its part alone"
+    if AUTO in codecs:
+        return "with the codec 'auto', a part of a leaf says whether it gets one; name the codec"
 
     return None
+
+
+def _problem(run: SaveRun, plan: SavePlan) -> str | None:
+    if plan.kept is not None:
+        return "it shares files with another checkpoint"
+
+    return why_not_resumed(run.store, len(run.operation.processes), {spec.codec for spec in plan.specs})
 
 
 def _key_of(key: Callable[[], str], plan: SavePlan) -> str:
@@ -162,7 +183,8 @@ def fixed_course(run: SaveRun, plan: SavePlan, key: str) -> FixedCourse:
 
     Small leaves come first, those of whole cache lines before the others, as they are packed: so each pack
     is one range of a file. A file that has grown to the size that the store prefers is followed by another
-    one, after the last chunk of a leaf.
+    one, after the last chunk of a leaf. Only of leaves with a codec no place is known, as none of the lengths
+    that encoded chunks have.
     """
     arrays = run.layout.arrays
     if arrays is None or not arrays.save_format.ocdbt:
@@ -184,7 +206,7 @@ def fixed_course(run: SaveRun, plan: SavePlan, key: str) -> FixedCourse:
     filling: dict[str, int] = {}
     for index in sorted(range(len(specs)), key=lambda index: of_each[index][0]):
         spec = specs[index]
-        if not spec.nbytes:
+        if not spec.nbytes or spec.codec is not None:
             continue
 
         folder = _folder_of(run, plan, index)
@@ -231,12 +253,14 @@ def _take_up(run: SaveRun, plan: SavePlan, course: FixedCourse) -> tuple[Written
     Files that hold nothing of that are moved out of the way, and a new record says what is left. Blocking.
     """
     rows, n_records = _recorded(run, plan, course.key)
-    rows = list(_intact(run, plan, rows))
+    rows = _in_whole_codes(_intact(run, plan, rows))
     arrived = arrived_bytes(plan.specs, [WrittenBatch((), WrittenTable.of(rows, plan.specs))])
     sizes = np.array(plan.sizes, np.int64)
     whole = (arrived == sizes) & (sizes > 0)
     # A smaller leaf is one piece, or is packed with others.
-    in_parts = (arrived < sizes) & (sizes > run.limits.piece_bytes)
+    goes_alone = sizes > run.limits.piece_bytes
+    goes_alone |= np.array([spec.codec is not None for spec in plan.specs], np.bool_)
+    in_parts = (arrived < sizes) & goes_alone
     rows = [row for row in rows if whole[row.leaf] or in_parts[row.leaf]]
     _set_aside(run, {row.file for row in rows})
     table = WrittenTable.of(rows, plan.specs)
@@ -250,16 +274,32 @@ def _take_up(run: SaveRun, plan: SavePlan, course: FixedCourse) -> tuple[Written
 
     chosen: list[int] = np.flatnonzero(whole).tolist()
     leaves = Leaves(chosen, [plan.specs[at] for at in chosen], None, plan.infos, plan.handlers)
-    done = _ranges_by_chunk([row for row in rows if in_parts[row.leaf]])
+    done = _ranges_by_chunk([row for row in rows if in_parts[row.leaf]], plan)
     return WrittenBatch(leaves, table), replace(course, done=done)
 
 
-def _ranges_by_chunk(rows: Iterable[Written]) -> dict[int, dict[tuple[int, ...], list[tuple[int, int]]]]:
-    """Return the ranges of each chunk of each leaf, in order."""
+def _in_whole_codes(rows: Iterable[Written]) -> list[Written]:
+    """Return the rows without those of encoded chunks of which a part is absent: it is encoded anew."""
+    found = list(rows)
+    absent: dict[tuple[int, tuple[int, ...]], int] = {}
+    for row in found:
+        if row.coded is not None:
+            absent[row.leaf, row.chunk] = absent.get((row.leaf, row.chunk), row.coded) - row.nbytes
+
+    return [row for row in found if not absent.get((row.leaf, row.chunk))]
+
+
+def _ranges_by_chunk(
+    rows: Iterable[Written], plan: SavePlan
+) -> dict[int, dict[tuple[int, ...], list[tuple[int, int]]]]:
+    """Return the ranges of each chunk of each leaf, in order. Of an encoded chunk there is one, the whole."""
     found: dict[int, dict[tuple[int, ...], list[tuple[int, int]]]] = {}
     for row in sorted(rows, key=attrgetter("start")):
         ranges = found.setdefault(row.leaf, {}).setdefault(row.chunk, [])
-        ranges.append((row.start, row.start + row.nbytes))
+        if row.coded is None:
+            ranges.append((row.start, row.start + row.nbytes))
+        elif not ranges:
+            ranges.append((0, plan.specs[row.leaf].chunk_nbytes))
 
     return found
 

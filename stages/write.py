@@ -223,11 +223,15 @@ class _DataFiles(_Writer):
                     check_planned_together(in_columns(extents.leaves), batch.plan)
 
         run = self._run
-        if batch.plan is not None and batch.plan.course is not None:
-            return await self._written_on_course(batch, batch.plan, batch.plan.course)
-
-        parts = self._parts(batch)
         tables: list[WrittenTable] = []
+        free: Sequence[Extents] = batch.extents
+        if batch.plan is not None and batch.plan.course is not None:
+            # Where an encoded chunk goes is never decided in advance: its length was not known.
+            placed_before = [extents for extents in free if extents.coded is None]
+            free = [extents for extents in free if extents.coded is not None]
+            tables += await self._written_on_course(placed_before, batch.plan, batch.plan.course)
+
+        parts = self._parts(free)
         while True:
             async with self._placing:  # a chunk is placed once, although several workers may hold parts of it
                 placed = await self._place(parts)
@@ -244,19 +248,18 @@ class _DataFiles(_Writer):
         return tables[0] if len(tables) == 1 else await run.threads.run(_joined, tables, specs)
 
     async def _written_on_course(
-        self, batch: StagedBatch, plan: SavePlan, course: FixedCourse
-    ) -> WrittenTable:
-        """Write a batch where it was decided in advance."""
+        self, extents: Sequence[Extents], plan: SavePlan, course: FixedCourse
+    ) -> list[WrittenTable]:
+        """Write extents where it was decided in advance."""
         run = self._run
-        found = list(_on_course(batch, plan, course))
+        found = list(_on_course(extents, plan, course))
         async with self._placing:
             for number in sorted({number for number, _, _ in found} - self._on_course.keys()):
                 await run.workspace.open(os.path.dirname(course.files[number]))
                 await run.threads.run(self._open_on_course, course, number)
 
-        placed = [_Placed(extents, self._on_course[number], offset) for number, offset, extents in found]
-        tables = await run.threads.run(_write_placed, run, plan.specs, placed, self._file_bytes)
-        return tables[0] if len(tables) == 1 else await run.threads.run(_joined, tables, plan.specs)
+        placed = [_Placed(part, self._on_course[number], offset) for number, offset, part in found]
+        return await run.threads.run(_write_placed, run, plan.specs, placed, self._file_bytes)
 
     def _open_on_course(self, course: FixedCourse, number: int) -> None:
         """Open a data file, which an interrupted save may have begun."""
@@ -269,11 +272,11 @@ class _DataFiles(_Writer):
         if again is None and course.file_bytes[number] >= self._placement.page_from_bytes:
             file.allocate(course.file_bytes[number])
 
-    def _parts(self, batch: StagedBatch) -> Iterator[tuple[str, Extents]]:
+    def _parts(self, given: Sequence[Extents]) -> Iterator[tuple[str, Extents]]:
         """Yield all extents in parts that go to one file each, with the folder of the file."""
         folders = self._run.layout.folders
         only_folder = "" if folders is None else folders.only_folder
-        for extents in batch.extents:
+        for extents in given:
             if folders is None or only_folder is not None:
                 found = [(only_folder or "", extents)]
             elif extents.chunk is not None:
@@ -396,9 +399,11 @@ def _opened_again(run: SaveRun, path: str) -> DataFile | None:
     return None if files is None or run.store.kind(path) is None else files.open_for_writing(path)
 
 
-def _on_course(batch: StagedBatch, plan: SavePlan, course: FixedCourse) -> Iterator[tuple[int, int, Extents]]:
+def _on_course(
+    given: Iterable[Extents], plan: SavePlan, course: FixedCourse
+) -> Iterator[tuple[int, int, Extents]]:
     """Yield all extents in parts that are one range of a file each: its number, the offset, the extents."""
-    for extents in batch.extents:
+    for extents in given:
         if extents.chunk is not None:
             parts: Iterable[Extents] = (extents,)
         elif len(extents.leaves) == 1 and plan.specs[extents.leaves[0].index].n_chunks == 1:
@@ -564,9 +569,10 @@ class _ChunkFiles(_Writer):
 
     def _write(self, batch: StagedBatch) -> WrittenTable:
         specs = _specs_of(batch) if batch.plan is None else batch.plan.specs
-        return WrittenTable.of(map(self._write_piece, batch.parts()), specs)
+        course = None if batch.plan is None else batch.plan.course
+        return WrittenTable.of([self._write_piece(piece, course) for piece in batch.parts()], specs)
 
-    def _write_piece(self, piece: Piece) -> Written:
+    def _write_piece(self, piece: Piece, course: FixedCourse | None) -> Written:
         leaf = piece.leaf
         name = chunk_file_of(self._run.layout, leaf, piece.chunk)
         if name is None:
@@ -582,16 +588,20 @@ class _ChunkFiles(_Writer):
             if piece.nbytes == piece.chunk_nbytes and piece.nbytes < self._document_bytes:
                 self._run.store.write_file(path, bytes(piece.data))
             else:
-                self._write_part(piece, path)
+                done = () if course is None else course.done.get(piece.leaf.index, {}).get(piece.chunk, ())
+                self._write_part(piece, path, sum([stop - start for start, stop in done]))
 
         return _row_of(piece, name, piece.start, self._run)
 
-    def _write_part(self, piece: Piece, path: str) -> None:
+    def _write_part(self, piece: Piece, path: str, done_bytes: int) -> None:
         chunk = (piece.leaf.index, piece.chunk)
         with self._lock:
             opened = self._open.get(chunk)
             if opened is None:
-                opened = _ChunkFile(self._run.store.create_data_file(path), piece.chunk_nbytes)
+                file = (_opened_again(self._run, path) if done_bytes else None) or (
+                    self._run.store.create_data_file(path)
+                )
+                opened = _ChunkFile(file, piece.chunk_nbytes - done_bytes)
                 self._open[chunk] = opened
                 self.files.append(opened.file)
 

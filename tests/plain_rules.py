@@ -127,7 +127,13 @@ def _one(rule: Rule, parts: Sequence[Any]) -> Any:
             case Transpose():
                 return np.transpose(array, rule.axes)
             case Reshape():
-                return np.ascontiguousarray(array).reshape(rule.shape)
+                first, stop = 0, array.ndim
+                if rule.axis is not None:
+                    first = rule.axis % array.ndim
+                    stop = first + len(rule.from_shape or ())
+
+                made = (*array.shape[:first], *rule.shape, *array.shape[stop:])
+                return np.ascontiguousarray(array).reshape(made)
             case Select():
                 if rule.indices is not None:
                     return np.take(array, rule.indices, rule.axis)
@@ -229,7 +235,13 @@ def _rules(draw: st.DrawFn, leaves: Leaves, number: int) -> Rule | None:
             axes = draw(st.one_of(st.none(), st.permutations(range(array.ndim))))
             return Transpose(name, to, axes=None if axes is None else tuple(axes))
         case "reshape":
-            return Reshape(name, to, shape=draw(_shapes(array.size)))
+            if not array.ndim or draw(st.booleans()):
+                return Reshape(name, to, shape=draw(_shapes(array.size)))
+
+            axis = draw(st.integers(0, array.ndim - 1))
+            before = array.shape[axis : axis + draw(st.integers(1, array.ndim - axis))]
+            made = draw(_shapes(int(np.prod(before))))
+            return Reshape(name, to, shape=made or (1,), from_shape=before, axis=axis)
         case "cast":
             if array.dtype.name not in FLOATS:
                 return None

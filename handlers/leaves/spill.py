@@ -40,7 +40,7 @@ class Spill:
     Several threads that ask at once write it together. The file has no name, and goes with this object.
 
     Args:
-        shape: Of the leaf.
+        bounds: Of the part of the leaf that will be asked for.
         itemsize: Bytes of an element.
         block: The shape of a block; those at the ends of axes are smaller.
         directory: Where the file is; None for the system's.
@@ -49,14 +49,14 @@ class Spill:
 
     def __init__(
         self,
-        shape: Sequence[int],
+        bounds: Bounds,
         itemsize: int,
         block: Sequence[int],
         directory: str | None,
         read: Callable[[Bounds], memoryview],
     ) -> None:
-        self._shape, self._itemsize, self._block = tuple(shape), itemsize, tuple(block)
-        self._counts = tuple([-(-size // step) for size, step in zip(shape, block, strict=True)])
+        self._whole, self._itemsize, self._block = bounds, itemsize, tuple(block)
+        self._counts = tuple([-(-(hi - lo) // step) for (lo, hi), step in zip(bounds, block, strict=True)])
         self._directory = directory or tempfile.gettempdir()
         self._read = read
         self._file = -1  #: its descriptor
@@ -66,16 +66,18 @@ class Spill:
         self._changed = Condition()
 
     def fill(self, region: Destination, piece_bytes: int) -> None:
-        """Fill a region of the leaf. Blocking.
+        """Fill a region within the bounds. Blocking.
 
         Raises:
             StorageError: If the file cannot be written, as on a full disk.
             PenstockError: What `read` raises.
         """
         self._write()
+        places = zip(region.bounds, self._whole, strict=True)
+        within = tuple([(lo - first, hi - first) for (lo, hi), (first, _) in places])
         reads = itertools.chain.from_iterable(
             chunk_reads(0, self._chunk(place), region, piece_bytes)
-            for place in itertools.product(*itertools.starmap(range, chunks_in(region.bounds, self._block)))
+            for place in itertools.product(*itertools.starmap(range, chunks_in(within, self._block)))
         )
         for read in merge_direct(reads):
             if isinstance(read, DirectRead):
@@ -97,8 +99,8 @@ class Spill:
         return StoredChunk("", offset, start, sizes, self._itemsize)
 
     def _bounds(self, place: tuple[int, ...]) -> Bounds:
-        axes = zip(place, self._block, self._shape, strict=True)
-        return tuple([(at * step, min(at * step + step, size)) for at, step, size in axes])
+        axes = zip(place, self._block, self._whole, strict=True)
+        return tuple([(lo + at * step, min(lo + at * step + step, hi)) for at, step, (lo, hi) in axes])
 
     def _write(self) -> None:
         """Return once all blocks are written, some of them by this thread."""

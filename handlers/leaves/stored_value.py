@@ -22,9 +22,10 @@ __all__ = (
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import Any, Final, TypeAlias, final
 
@@ -46,7 +47,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.memory.buffers import UsedMemory
 from penstock.kernel.memory.memory_limit import check_available
 from penstock.kernel.protocols.layouts import CutLeaves, StoredCheckpoint
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf, StoredRows
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, Replicas, StoredLeaf, StoredRows
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import (
     CheckedRead,
@@ -184,9 +185,19 @@ class StoredValueHandler:
 
     The leaf's recorded kind, sharding and PRNG implementation are recorded again. Its chunk shape is kept
     if it divides the array evenly. Bytes with a recorded checksum are verified. Values are cast as in C.
+
+    Of several processes that save together each can read all, so they divide the work as that of a
+    replicated array: a large leaf by chunks, of which there are as many as there are processes at least; of
+    small ones each process has some.
+
+    Attributes:
+        rank: Of this process among those that save together, from 0.
+        count: How many these are.
     """
 
     typestr: str = "stored value"
+    rank: int = 0
+    count: int = 1
 
     follows_spec = True  #: see `ChunkingHandler`
 
@@ -224,10 +235,28 @@ class StoredValueHandler:
             write_shape = spec.shape
 
         spec = replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
-        if value.dtype is None:
-            return spec
+        if value.dtype is not None:
+            spec = replace(spec, dtype=value.dtype, itemsize=numpy_dtype(value.dtype).itemsize)
 
-        return replace(spec, dtype=value.dtype, itemsize=numpy_dtype(value.dtype).itemsize)
+        return spec if self.count == 1 else _divided(spec, self.count)
+
+    def nbytes_here(self, value: Any, spec: LeafSpec) -> int:
+        """Return how many bytes of a leaf this process writes."""
+        return len(self._own_chunks(spec)) * spec.chunk_nbytes
+
+    def processes_of(self, value: Any) -> AbstractSet[int]:
+        """Return no processes: none has a part that others could not read."""
+        return frozenset()
+
+    def _own_chunks(self, spec: LeafSpec) -> range:
+        """Return the numbers of the chunks that this process writes, in C order."""
+        n, replicas = spec.n_chunks, spec.replicas
+        if not replicas.is_global or replicas.writer is None:
+            return range(n)
+        if replicas.n_writers == 1:
+            return range(n if replicas.writer == self.rank else 0)
+
+        return range(n * self.rank // self.count, n * (self.rank + 1) // self.count)
 
     def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
         """Read leaves that are one range of a file each; None for any other leaf."""
@@ -252,7 +281,7 @@ class StoredValueHandler:
         if not spec.nbytes:
             return
 
-        planned = _planned(value, spec, piece_bytes)
+        planned = _planned(value, spec, self._own_chunks(spec), piece_bytes)
         compared: set[_Range] = set()
         while window := list(itertools.islice(planned, _WINDOW)):
             regions = [each.bounds for each in window if isinstance(each, _Region)]
@@ -288,11 +317,45 @@ class _Region:
     bounds: _Bounds
 
 
-def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_Region | PiecePlan]:
-    """Plan each chunk: one piece for each read if its bytes are ranges of files, else regions."""
-    counts = [size // chunk for size, chunk in zip(spec.shape or (), spec.chunk_shape, strict=True)]
-    for chunk in itertools.product(*map(range, counts)):
-        bounds = tuple([(at * n, at * n + n) for at, n in zip(chunk, spec.chunk_shape, strict=True)])
+_SHARED_FROM: Final = 2**20
+"""A smaller leaf is written by one process."""
+
+
+def _divided(spec: LeafSpec, count: int) -> LeafSpec:
+    """Return the spec of a leaf that so many processes write together."""
+    if spec.nbytes < _SHARED_FROM:
+        return replace(spec, replicas=Replicas(count, is_global=True))
+
+    if spec.n_chunks < count:
+        chunk = _cut(spec.chunk_shape, -(-count // spec.n_chunks))
+        spec = replace(spec, chunk_shape=chunk, write_shape=None if spec.write_shape is None else chunk)
+
+    n_writers = count if spec.n_chunks >= count else 1
+    return replace(spec, replicas=Replicas(count, n_writers, is_global=True))
+
+
+_FINEST: Final = 16
+"""Chunks for each process, at most, into which a leaf is cut so that all have as much."""
+
+
+def _cut(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Cut a chunk along the first axis that gives as many equal parts, or so many that it hardly matters."""
+    for axis, size in enumerate(shape):
+        for n_parts in range(count, min(size, _FINEST * count) + 1):
+            most = -(-n_parts // count) * count
+            if size % n_parts == 0 and most - n_parts <= n_parts // 4:
+                return (*shape[:axis], size // n_parts, *shape[axis + 1 :])
+
+    return shape
+
+
+def _planned(
+    value: StoredValue, spec: LeafSpec, chunks: range, piece_bytes: int
+) -> Iterator[_Region | PiecePlan]:
+    """Plan some chunks: one piece for each read if the bytes are ranges of files, else regions."""
+    spill = _spilling(value, spec, chunks)
+    for chunk in map(partial(_place_of, spec), chunks):
+        bounds = _bounds_of(spec, chunk)
         if spec.codec is not None:  # chunks are encoded whole
             yield _Region(chunk, 0, spec.chunk_nbytes, bounds)
             continue
@@ -300,7 +363,7 @@ def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_
         size = value.stored_dtype.itemsize
         reads = _tiling(_reads(value, bounds, piece_bytes), spec.chunk_nbytes // spec.itemsize * size)
         if reads is None or (value.dtype is not None and any(read.nbytes % size for read in reads)):
-            yield from _slabs(value, spec, chunk, bounds, piece_bytes)
+            yield from _slabs(value, spec, chunk, bounds, piece_bytes, spill)
             continue
 
         for read in reads:
@@ -310,6 +373,20 @@ def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_
 
             cost = nbytes if value.dtype is None else nbytes + read.nbytes
             yield PiecePlan(chunk, start, nbytes, cost, partial(_take_direct, value, read))
+
+
+def _place_of(spec: LeafSpec, number: int) -> tuple[int, ...]:
+    """Return the place of a chunk in the grid by its number in C order."""
+    place: list[int] = []
+    for count in reversed(spec.grid_shape):
+        number, at = divmod(number, count)
+        place.append(at)
+
+    return tuple(reversed(place))
+
+
+def _bounds_of(spec: LeafSpec, chunk: tuple[int, ...]) -> _Bounds:
+    return tuple([(at * n, at * n + n) for at, n in zip(chunk, spec.chunk_shape, strict=True)])
 
 
 @final
@@ -391,7 +468,12 @@ def _cost(value: StoredValue, region: _Region) -> int:
 
 
 def _slabs(
-    value: StoredValue, spec: LeafSpec, chunk: tuple[int, ...], bounds: _Bounds, piece_bytes: int
+    value: StoredValue,
+    spec: LeafSpec,
+    chunk: tuple[int, ...],
+    bounds: _Bounds,
+    piece_bytes: int,
+    spill: Callable[[], Spill | None],
 ) -> Iterator[_Region | PiecePlan]:
     """Cut a chunk along its first axis, at the stored chunks' edges, so that each of those is read once.
 
@@ -405,10 +487,12 @@ def _slabs(
         return
 
     if isinstance(value.checkpoint, CutLeaves) and value.checkpoint.is_cut_freely(value.stored):
-        gathered = max(1, value.files.gather_bytes // dtype.itemsize)
-        block = value.checkpoint.block_shape(value.stored, max(1, gathered // 2), _SPILLED_FROM * gathered)
-        if block is not None:
-            yield from _spilled(value, spec, chunk, bounds, block, piece_bytes)
+        through = spill()
+        if through is not None:
+            gathered = max(1, value.files.gather_bytes // dtype.itemsize)
+            for each in _boxed(spec, chunk, bounds, gathered):
+                take = partial(_take_spilled, value, through, each.bounds, piece_bytes)
+                yield PiecePlan(chunk, each.start, each.nbytes, _cost(value, each) + piece_bytes, take)
             return
 
         most = max(1, piece_bytes // dtype.itemsize)
@@ -453,32 +537,36 @@ def _is_gathered(value: StoredValue, bounds: _Bounds, most: int, piece_bytes: in
     )
 
 
-def _spilled(
-    value: StoredValue,
-    spec: LeafSpec,
-    chunk: tuple[int, ...],
-    bounds: _Bounds,
-    block: tuple[int, ...],
-    piece_bytes: int,
-) -> Iterator[PiecePlan]:
-    """Plan the pieces of a chunk that go through a temporary file."""
-    size = value.stored_dtype.itemsize
-    plain = replace(value, dtype=None)
-    compared: set[_Range] = set()
-    lock = Lock()
+def _spilling(value: StoredValue, spec: LeafSpec, chunks: range) -> Callable[[], Spill | None]:
+    """Return what makes the temporary file that some chunks go through; one for all of them, or None."""
 
-    def read(within: _Bounds) -> memoryview:
-        reads = list(_reads(plain, within, value.files.gather_bytes))
-        with lock:
-            first = _first_time(reads, compared)
+    @cache
+    def spill() -> Spill | None:
+        assert isinstance(value.checkpoint, CutLeaves), "others are not spilled"
+        size = value.stored_dtype.itemsize
+        gathered = max(1, value.files.gather_bytes // size)
+        block = value.checkpoint.block_shape(value.stored, max(1, gathered // 2), _SPILLED_FROM * gathered)
+        if block is None:
+            return None
 
-        del reads  # they hold the memory that they fill
-        return _take_region(plain, within, value.files.gather_bytes, _Comparison({}, first))
+        corners = [list(zip(*_bounds_of(spec, _place_of(spec, number)), strict=True)) for number in chunks]
+        starts = [min(axis) for axis in zip(*[lows for lows, _ in corners], strict=True)]
+        stops = [max(axis) for axis in zip(*[highs for _, highs in corners], strict=True)]
+        whole = tuple(zip(starts, stops, strict=True))
+        block = tuple([min(n, hi - lo) for n, (lo, hi) in zip(block, whole, strict=True)])
+        plain, compared, lock = replace(value, dtype=None), set[_Range](), Lock()
 
-    spill = Spill(value.stored.spec.shape or (), size, block, value.files.spill_directory, read)
-    for each in _boxed(spec, chunk, bounds, max(1, value.files.gather_bytes // size)):
-        take = partial(_take_spilled, value, spill, each.bounds, piece_bytes)
-        yield PiecePlan(chunk, each.start, each.nbytes, _cost(value, each) + piece_bytes, take)
+        def read(within: _Bounds) -> memoryview:
+            reads = list(_reads(plain, within, value.files.gather_bytes))
+            with lock:
+                first = _first_time(reads, compared)
+
+            del reads  # they hold the memory that they fill
+            return _take_region(plain, within, value.files.gather_bytes, _Comparison({}, first))
+
+        return Spill(whole, size, block, value.files.spill_directory, read)
+
+    return spill
 
 
 def _take_spilled(value: StoredValue, spill: Spill, bounds: _Bounds, piece_bytes: int) -> memoryview:

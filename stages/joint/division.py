@@ -286,7 +286,7 @@ def local_disk_specs(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
 
 
 def _shard_bytes(spec: LeafSpec) -> int:
-    return math.prod(spec.write_shape or ()) * spec.itemsize
+    return spec.nbytes if spec.write_shape is None else math.prod(spec.write_shape) * spec.itemsize
 
 
 def _far_apart(count: int) -> list[int]:

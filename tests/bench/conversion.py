@@ -1,7 +1,8 @@
 """What a conversion by rules costs: memory, and time beside `cp` and beside a script that loads everything.
 
 `python -m tests.bench.conversion` measures a source of 2 GiB. `--whole` converts 24 GiB, one leaf of them of
-8 GiB, under a budget of 256 MiB. Each conversion is a process of its own; the sources are made up on the way,
+8 GiB, under a budget of 256 MiB. `--shared` lets one process and then two convert into a store that takes
+so many bytes a second of each. Each conversion is a process of its own; the sources are made up on the way,
 and all files are deleted in the end. Every way syncs what it wrote.
 """
 
@@ -12,17 +13,22 @@ import json
 import os
 import resource
 import shutil
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from threading import Lock
+from typing import Any, Final, cast
 
 import numpy as np
+
+from penstock.handlers import LocalStore
+from penstock.kernel import DataFile, StoreWrapper
 
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -40,6 +46,9 @@ RULES: Final[Mapping[str, str]] = {
 }
 WANTED: Final[Mapping[str, float]] = {**dict.fromkeys(RULES, 0.8), "transpose": 0.4}
 """The least speed, as a part of that of `cp`."""
+
+MOST_SHARED: Final = 0.6
+"""The most time that two processes may take, as a part of that of one."""
 
 
 def make_up(path: Path, leaves: Mapping[str, int]) -> None:
@@ -121,6 +130,98 @@ def run_here(way: str, source: Path, target: Path, rule: str) -> None:
     extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     found = {"seconds": took_s, "processor": time.process_time() - processor, "extra": extra}
     sys.stdout.write(f"{json.dumps(found)}\n")
+
+
+THROTTLED: Final = 40 * MIB
+"""Bytes a second that the slow store takes of each process."""
+
+
+class ThrottledStore(StoreWrapper):
+    """The local store, to which this process has a slow line."""
+
+    def __init__(self) -> None:
+        super().__init__(LocalStore())
+        self._line = Lock()
+
+    def create_data_file(self, path: str) -> DataFile:
+        return cast("DataFile", ThrottledFile(self.inner.create_data_file(path), self._line))
+
+
+class ThrottledFile:
+    """A file over that line."""
+
+    def __init__(self, inner: DataFile, line: Lock) -> None:
+        self._inner, self._line = inner, line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        with self._line:
+            time.sleep(sum(map(len, buffers)) / THROTTLED)
+
+        self._inner.write_at(offset, buffers)
+
+
+def run_shared(source: Path, target: Path, rule: str, place: str) -> None:
+    """Convert in this process together with others, and print seconds."""
+    import jax
+
+    import penstock
+
+    port, index, count = map(int, place.split(","))
+    if count > 1:
+        jax.distributed.initialize(f"localhost:{port}", count, index)
+
+    rules = source.with_suffix(f".{rule}.{index}.toml")
+    rules.write_text(RULES[rule])
+    began = time.perf_counter()
+    penstock.sync.convert(
+        source,
+        target,
+        rules=penstock.rules.load_rules(rules),
+        store=ThrottledStore(),
+        max_expansion=10**6,
+        memory_limit=BUDGET,
+    )
+    sys.stdout.write(f"{json.dumps({'seconds': time.perf_counter() - began})}\n")
+
+
+def rows_of_processes(folder: Path, nbytes: int, rounds: int) -> list[str]:
+    """Let one process and two convert into a slow store, by turns."""
+    source = folder / "source.safetensors"
+    make_up(source, {f"layers.{at}.w": nbytes // 8 for at in range(8)})
+    lines = [
+        "| rule, into a store that takes 40 MiB/s of each process | one, s | two, s | of one |",
+        "| --- | --- | --- | --- |",
+    ]
+    for rule in RULES:
+        found: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(rounds):
+            for count, runs in found.items():
+                target = folder / "target"
+                with socket.socket() as held:
+                    held.bind(("127.0.0.1", 0))
+                    port = held.getsockname()[1]
+
+                command = [sys.executable, "-m", "tests.bench.conversion", "--together", source, target, rule]
+                started = [
+                    subprocess.Popen([*map(str, command), f"{port},{index},{count}"], stdout=subprocess.PIPE)
+                    for index in range(count)
+                ]
+                said = [process.communicate()[0] for process in started]
+                assert not any(process.returncode for process in started), "a process failed"
+                runs.append(max(json.loads(each.splitlines()[-1])["seconds"] for each in said))
+                remove(target)
+
+        one, two = (median(runs) for runs in found.values())
+        verdict = "pass" if two <= MOST_SHARED * one else "short"
+        lines.append(f"| {rule} | {one:.2f} | {two:.2f} | {two / one:.2f} ({verdict}) |")
+        sys.stdout.write(f"{lines[-1]}\n")
+        sys.stdout.flush()
+
+    remove(source)
+    return lines
 
 
 def in_process(way: str, source: Path, target: Path, rule: str) -> dict[str, float]:
@@ -207,7 +308,15 @@ def main() -> int:
     parser.add_argument(
         "--here", nargs=4, metavar=("WAY", "SOURCE", "TARGET", "RULE"), help=argparse.SUPPRESS
     )
+    parser.add_argument("--shared", action="store_true", help="measure one process and two, and a slow store")
+    parser.add_argument(
+        "--together", nargs=4, metavar=("SOURCE", "TARGET", "RULE", "PLACE"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
+    if options.together:
+        source, target, rule, place = options.together
+        run_shared(Path(source), Path(target), rule, place)
+        return 0
     if options.here:
         way, source, target, rule = options.here
         run_here(way, Path(source), Path(target), rule)
@@ -215,11 +324,12 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="penstock-conversion-") as name:
         folder = Path(name)
-        lines = (
-            rows_of_memory(folder, int(options.whole * GIB))
-            if options.whole
-            else rows_of_time(folder, int(options.gib * GIB), options.rounds)
-        )
+        if options.whole:
+            lines = rows_of_memory(folder, int(options.whole * GIB))
+        elif options.shared:
+            lines = rows_of_processes(folder, int(options.gib * GIB), options.rounds)
+        else:
+            lines = rows_of_time(folder, int(options.gib * GIB), options.rounds)
 
     return int(any("short" in line for line in lines))
 

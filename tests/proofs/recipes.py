@@ -4,8 +4,8 @@ For each family a tiny model of transformers gets random weights and is saved by
 converts that folder, the model of jax gets what comes out, and both compute the same outputs. The way back
 gives the folder byte for byte, in one file and in several.
 
-It needs torch and the last transformers with models in jax, which the suite does not: `make recipes-proof`
-puts them into an environment for this alone.
+It needs torch, tunix and the last transformers with models in jax, which the suite does not:
+`make recipes-proof` puts them into an environment for this alone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, final
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
+from flax import nnx
 
 import penstock
 from penstock.rules import RECIPES, load_recipe
@@ -35,8 +40,9 @@ class Family:
     """One model in both libraries."""
 
     config: Any
-    of_torch: str  #: the name of a class of transformers; that of jax has `Flax` before it
+    of_torch: str  #: the name of a class of transformers
     inputs: Callable[[], Mapping[str, Any]]
+    in_jax: Callable[[Family, Path], Any]  #: its outputs of converted weights
 
 
 def _tokens() -> dict[str, Any]:
@@ -50,6 +56,48 @@ def _pixels() -> dict[str, Any]:
 def _sound() -> dict[str, Any]:
     features = np.random.default_rng(0).standard_normal((2, 4, 16)).astype(np.float32)
     return {"input_features": features, "decoder_input_ids": _tokens()["input_ids"]}
+
+
+def _in_flax(family: Family, weights: Path) -> Any:
+    """Return the logits of the model of transformers 4 in jax."""
+    model = getattr(transformers, f"Flax{family.of_torch}")(family.config)
+    params = penstock.sync.restore(weights, like=model.params)
+    return model(**family.inputs(), params=params).logits
+
+
+def _in_tunix(family: Family, weights: Path) -> Any:
+    """Return the logits of the model of tunix, whose package imports trainers that need much else."""
+    if "tunix" not in sys.modules:
+        spec = find_spec("tunix")
+        assert spec is not None, "tunix is not installed"
+        package = sys.modules["tunix"] = ModuleType("tunix")
+        package.__path__ = list(spec.submodule_search_locations or ())
+
+    model = import_module("tunix.models.qwen3.model")
+    config = family.config
+    described = model.ModelConfig(
+        num_layers=config.num_hidden_layers,
+        vocab_size=config.vocab_size,
+        embed_dim=config.hidden_size,
+        hidden_dim=getattr(config, "moe_intermediate_size", config.intermediate_size),
+        num_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        num_kv_heads=config.num_key_value_heads,
+        rope_theta=config.rope_theta,
+        norm_eps=config.rms_norm_eps,
+        use_tied_embedding=config.tie_word_embeddings,
+        num_experts=getattr(config, "num_experts", None),
+        num_experts_per_tok=getattr(config, "num_experts_per_tok", None),
+    )
+    made = model.Qwen3(described, rngs=nnx.Rngs(0))
+    state = nnx.state(made)
+    nnx.replace_by_pure_dict(state, penstock.sync.restore(weights, like=nnx.to_pure_dict(state)))
+    nnx.update(made, state)
+    tokens = jnp.asarray(family.inputs()["input_ids"])
+    n = tokens.shape[1]
+    positions = jnp.broadcast_to(jnp.arange(n), tokens.shape)
+    mask = jnp.broadcast_to(jnp.tril(jnp.ones((n, n), bool)), (len(tokens), n, n))
+    return made(tokens, positions, None, mask)[0]
 
 
 _DECODER: Final = {
@@ -78,28 +126,52 @@ _WHISPER: Final = {
 def families() -> dict[str, Family]:
     """Return the family of each recipe."""
     of = transformers
+    heads = {"head_dim": 128, "rope_theta": 1_000_000.0}
+    experts = {
+        "num_experts": 11,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 6,
+        "norm_topk_prob": True,
+    }
     return {
-        "llama": Family(of.LlamaConfig(**_DECODER), "LlamaForCausalLM", _tokens),
-        "mistral": Family(of.MistralConfig(**_DECODER, sliding_window=32), "MistralForCausalLM", _tokens),
+        "llama": Family(of.LlamaConfig(**_DECODER), "LlamaForCausalLM", _tokens, _in_flax),
+        "mistral": Family(
+            of.MistralConfig(**_DECODER, sliding_window=32), "MistralForCausalLM", _tokens, _in_flax
+        ),
         "gemma": Family(
             of.GemmaConfig(**_DECODER, head_dim=4, hidden_activation="gelu_pytorch_tanh"),
             "GemmaForCausalLM",
             _tokens,
+            _in_flax,
         ),
         "gpt2": Family(
             of.GPT2Config(vocab_size=VOCABULARY, n_embd=8, n_layer=11, n_head=2, n_positions=16),
             "GPT2LMHeadModel",
             _tokens,
+            _in_flax,
         ),
         "bert": Family(
             of.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=16, **_ENCODER),
             "BertForMaskedLM",
             _tokens,
+            _in_flax,
+        ),
+        "qwen3": Family(
+            of.Qwen3Config(**_DECODER, **heads, tie_word_embeddings=True),
+            "Qwen3ForCausalLM",
+            _tokens,
+            _in_tunix,
+        ),
+        "qwen3_moe": Family(
+            of.Qwen3MoeConfig(**_DECODER, **heads, **experts), "Qwen3MoeForCausalLM", _tokens, _in_tunix
         ),
         "vit": Family(
-            of.ViTConfig(image_size=8, patch_size=4, **_ENCODER), "ViTForImageClassification", _pixels
+            of.ViTConfig(image_size=8, patch_size=4, **_ENCODER),
+            "ViTForImageClassification",
+            _pixels,
+            _in_flax,
         ),
-        "whisper": Family(of.WhisperConfig(**_WHISPER), "WhisperForConditionalGeneration", _sound),
+        "whisper": Family(of.WhisperConfig(**_WHISPER), "WhisperForConditionalGeneration", _sound, _in_flax),
     }
 
 
@@ -128,13 +200,11 @@ def prove(recipe: str, family: Family, folder: Path, shard: str) -> float:
     for name, data in there.items():
         assert data == back[name], f"{name} differs on the way back"
 
-    ours = getattr(transformers, f"Flax{family.of_torch}")(family.config)
-    params = penstock.sync.restore(folder / "orbax", like=ours.params)
     inputs = family.inputs()
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(value) for name, value in inputs.items()}).logits.numpy()
 
-    found = np.asarray(ours(**inputs, params=params).logits)
+    found = np.asarray(family.in_jax(family, folder / "orbax"))
     difference = float(np.abs(found - expected).max())
     assert difference <= 2e-5 * max(1.0, float(np.abs(expected).max())), f"an output differs by {difference}"
     assert float(np.abs(expected).std()) > 1e-3, "the outputs say nothing"

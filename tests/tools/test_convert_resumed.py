@@ -26,7 +26,14 @@ OF_ITS_TIME: Final = frozenset(
 )
 """Documents with the time of the conversion, and the database's own number, in them."""
 
-FORMATS: Final = ("orbax", "huggingface", "safetensors")
+FORMATS: Final = ("orbax", "huggingface", "safetensors", "zarr", "coded", "coded zarr")
+
+FORMS: Final = {
+    "zarr": penstock.SaveFormat(ocdbt=False, zarr=3),
+    "coded": penstock.SaveFormat(codec="zstd:1", chunk_byte_size=LIMIT // 4),
+    "coded zarr": penstock.SaveFormat(ocdbt=False, zarr=3, codec="zstd:1", chunk_byte_size=LIMIT // 4),
+}
+"""Of Orbax's layout. Where encoded chunks are in a database depends on who was faster."""
 
 DYING: Final = """
 import os, sys
@@ -80,8 +87,11 @@ def chunked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def contents(path: Path) -> Any:
+def contents(path: Path, written: str = "") -> Any:
     """All bytes of a result, but for names drawn at random and times."""
+    if written == "coded":
+        return {name: np.asarray(value).tobytes() for name, value in penstock.sync.restore(path).items()}
+
     files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
     named = {
         name: data for name, data in files.items() if not name.startswith("d/") and name not in OF_ITS_TIME
@@ -91,7 +101,8 @@ def contents(path: Path) -> Any:
 
 
 def convert(source: Path, out: Path, written: str, **options: Any) -> Any:
-    options = {"memory_limit": LIMIT, **options}
+    options = {"memory_limit": LIMIT, "save_format": FORMS.get(written), **options}
+    written = "orbax" if written in FORMS else written
     return penstock.sync.convert(source, out, format=written, **options)  # type: ignore[arg-type]  # a literal
 
 
@@ -129,6 +140,12 @@ def steps_of(source: Path, out: Path, written: str) -> list[str]:
         pytest.param("huggingface", "chunked", marks=pytest.mark.slow),
         ("safetensors", "source"),
         pytest.param("safetensors", "chunked", marks=pytest.mark.slow),
+        pytest.param("zarr", "source", marks=pytest.mark.slow),
+        pytest.param("zarr", "chunked", marks=pytest.mark.slow),
+        ("coded", "source"),
+        pytest.param("coded", "chunked", marks=pytest.mark.slow),
+        pytest.param("coded zarr", "source", marks=pytest.mark.slow),
+        pytest.param("coded zarr", "chunked", marks=pytest.mark.slow),
     ],
 )
 def test_wherever_it_ends_the_next_one_goes_on_to_the_same_bytes(
@@ -136,7 +153,7 @@ def test_wherever_it_ends_the_next_one_goes_on_to_the_same_bytes(
 ) -> None:
     source = request.getfixturevalue(kind)
     steps = steps_of(source, tmp_path / "whole", written)
-    expected = contents(tmp_path / "whole")
+    expected = contents(tmp_path / "whole", written)
 
     # Most operations are alike; all of the last ones are tried, which commit.
     ends = [*range(1, len(steps) - 15, len(steps) // 12), *range(len(steps) - 15, len(steps) + 1)]
@@ -147,7 +164,7 @@ def test_wherever_it_ends_the_next_one_goes_on_to_the_same_bytes(
             n_interrupted += 1
             convert(source, out, written, resume=True)
 
-        assert contents(out) == expected, steps[at - 1]
+        assert contents(out, written) == expected, steps[at - 1]
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["whole", str(at)])
         LocalStore().remove_tree(str(out))
 
@@ -162,7 +179,7 @@ def test_it_may_be_interrupted_again_and_again(source: Path, tmp_path: Path, wri
         assert interrupted(source, tmp_path / "out", written, ("write_file", record))
     convert(source, tmp_path / "out", written, resume=True)
 
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out", written) == contents(tmp_path / "whole", written)
 
 
 @pytest.mark.parametrize("written", FORMATS)
@@ -181,14 +198,14 @@ def test_what_was_recorded_is_not_written_again(source: Path, tmp_path: Path, wr
 def test_a_large_leaf_goes_on_in_its_middle(tmp_path: Path, written: str) -> None:
     array = noise(1000, 400)
     penstock.sync.save(tmp_path / "source", {"w": array, "b": array[:3]})
-    convert(tmp_path / "source", tmp_path / "whole", written)
-    assert interrupted(tmp_path / "source", tmp_path / "out", written, ("write_file", 6))
+    steps = steps_of(tmp_path / "source", tmp_path / "whole", written)
+    assert interrupted(tmp_path / "source", tmp_path / "out", written, len(steps) * 2 // 3)
 
     report = convert(tmp_path / "source", tmp_path / "out", written, resume=True)
 
     assert report.nbytes_kept > array.nbytes / 3
     assert report.nbytes + report.nbytes_kept == array.nbytes + array[:3].nbytes
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out", written) == contents(tmp_path / "whole", written)
 
 
 @pytest.mark.parametrize("written", FORMATS)
@@ -208,7 +225,7 @@ def test_rules_go_on_too(source: Path, tmp_path: Path, written: str) -> None:
     report = convert(source, tmp_path / "out", written, rules=rules, resume=True)
 
     assert report.nbytes < 0.9 * sum(value.nbytes for value in tree().values())
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out", written) == contents(tmp_path / "whole", written)
 
 
 @pytest.mark.process
@@ -237,7 +254,7 @@ def test_a_byte_that_changed_since_is_written_again(source: Path, tmp_path: Path
     convert(source, tmp_path / "out", written, resume=True)
 
     assert files
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out", written) == contents(tmp_path / "whole", written)
 
 
 class TestBegunAnew:
@@ -305,13 +322,16 @@ async def test_a_cancelled_one_goes_on(source: Path, tmp_path: Path) -> None:
 
 
 class TestRefused:
-    def test_with_a_codec(self, source: Path, tmp_path: Path) -> None:
-        with pytest.raises(SpecError, match="with a codec, places are not known"):
-            convert(
-                source, tmp_path / "out", "orbax", resume=True, save_format=penstock.SaveFormat(codec="zstd")
-            )
+    def test_with_the_codec_auto(self, source: Path, tmp_path: Path) -> None:
+        form = penstock.SaveFormat(codec="auto")
+        with pytest.raises(SpecError, match="with the codec 'auto'"):
+            convert(source, tmp_path / "out", "orbax", resume=True, save_format=form)
 
         assert not (tmp_path / "out").exists()
+
+    async def test_to_a_bucket(self, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match="a bucket gives each save a place"):
+            await penstock.convert(tmp_path / "never read", "s3://bucket/out", resume=True)
 
     def test_an_npz_file(self, source: Path, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="in one go"):

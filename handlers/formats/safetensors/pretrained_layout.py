@@ -20,20 +20,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, final
 
 from penstock.handlers.formats.safetensors.header import CODES, MAX_HEADER_BYTES, METADATA
-from penstock.handlers.formats.safetensors.safetensors_checkpoint import SafetensorsCheckpoint
 from penstock.handlers.formats.safetensors.safetensors_layout import (
     SINGLE_FILE,
-    SafetensorsLayout,
+    TensorsLayout,
     check_leaf,
 )
 from penstock.handlers.formats.safetensors.tensor_paths import INDEX_SUFFIX, SUFFIX, holds_only_tensors
+from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.kernel.errors import InvalidLeafError, PathError, SpecError
 from penstock.kernel.options import fit_fields
-from penstock.kernel.protocols.layouts import Arrangement, FilePosition, Opening, WrittenRange
+from penstock.kernel.protocols.layouts import Arrangement, FilePosition, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.written import Document, WrittenLeaves
+from penstock.kernel.protocols.written import Document
 
 DEFAULT_PRETRAINED_SHARD_BYTES: Final = 50 * 10**9
 """Of `save_pretrained` since transformers 5; it was a tenth of that before."""
@@ -59,7 +59,7 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class PretrainedLayout:
+class PretrainedLayout(TensorsLayout):
     """Writes folders that no program can tell from those of `save_pretrained`, and reads any of safetensors.
 
     Within a file safetensors sorts the tensors, so only where one file ends and another begins depends on
@@ -88,14 +88,6 @@ class PretrainedLayout:
         """The layout itself."""
         return self
 
-    @property
-    def arrays(self) -> None:
-        """None: tensors are stored as they are."""
-
-    @property
-    def folders(self) -> None:
-        """None: there are no items."""
-
     def temporary_name(self, path: str) -> str:
         """The name of the folder in which the folder `path` is made.
 
@@ -105,10 +97,7 @@ class PretrainedLayout:
         if path.endswith(SUFFIX):
             raise PathError(path, "is the name of one file, and transformers writes a folder; name one")
 
-        return SafetensorsLayout().temporary_name(path)
-
-    def data_file(self) -> str:
-        return SINGLE_FILE
+        return temporary_path(path)
 
     def file_of(self, path: str) -> None:
         """None: it is a folder, also if there is one file."""
@@ -127,19 +116,6 @@ class PretrainedLayout:
             if leaf.spec.extended_dtype:
                 problem = f"is a random key ({leaf.spec.extended_dtype}), which would come back as numbers"
                 raise InvalidLeafError(leaf.info.key_path, f"{problem}; leave it out")
-
-    def documents(
-        self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenLeaves],
-        *,
-        started_ns: int,
-        custom_metadata: Mapping[str, Any] | None,
-        digests: Mapping[str, bytes] | None = None,
-        beside: Sequence[Document] = (),
-    ) -> Iterable[Document]:
-        """None: the headers and the index say everything."""
-        return ()
 
     def arrange(
         self,
@@ -186,14 +162,6 @@ class PretrainedLayout:
     def recognises(self, store: Store, path: str) -> bool:
         """True if `path` is a folder of tensors, and of files that are written anew next to them."""
         return store.kind(path) == "directory" and holds_only_tensors(store, path, self.beside)
-
-    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
-        """Tell what the headers at `path` take."""
-        return SafetensorsLayout().find(store, path, item)
-
-    def open(self, store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
-        """Read the headers of a checkpoint; see `SafetensorsLayout.open` for what it raises."""
-        return SafetensorsLayout().open(store, path, item)
 
 
 @final

@@ -10,6 +10,7 @@ __all__ = (
     "DEFAULT_SHARD_BYTES",
     "SINGLE_FILE",
     "SafetensorsLayout",
+    "TensorsLayout",
     "WrittenDigests",
     "arrange",
     "check_leaf",
@@ -239,9 +240,61 @@ def _metadata(
     return {_FORMAT: _FORMAT_VALUE, **texts}, note
 
 
+class TensorsLayout:
+    """What all layouts of safetensors have in common: files of tensors as they are, without items.
+
+    Where they are is decided before the first is written, and headers and the index say all of it. Digests of
+    leaves are not kept, so such a checkpoint cannot be the base of another one.
+    """
+
+    __slots__ = ()
+
+    @property
+    def arrays(self) -> None:
+        """None: tensors are stored as they are."""
+
+    @property
+    def folders(self) -> None:
+        """None: there are no items."""
+
+    def data_file(self) -> str:
+        return SINGLE_FILE
+
+    def documents(
+        self,
+        leaves: Sequence[Leaf],
+        batches: Sequence[WrittenLeaves],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
+    ) -> Iterable[Document]:
+        """Return none: the headers and the index, made by `arrange`, say everything."""
+        return ()
+
+    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
+        """Tell what the headers at `path` take."""
+        nbytes = bytes_to_decode(store, path) if holds_tensors(store, path) else 0
+        return Opening(nbytes, partial(self.open, store, path, item))
+
+    def open(self, store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
+        """Read the headers of a checkpoint; see `open_checkpoint` for what it raises."""
+        if TEMPORARY_SUFFIX in os.path.basename(path):
+            raise unfinished_at(store, path, path)
+        if store.kind(path) is None:
+            raise NotACheckpointError(path, "does not exist")
+        if not holds_tensors(store, path):
+            raise NotACheckpointError(
+                path, f"is not a safetensors file ({SUFFIX}), nor a folder with one in it"
+            )
+
+        return open_checkpoint(store, path, item)
+
+
 @final
 @dataclass(frozen=True, slots=True)
-class SafetensorsLayout:
+class SafetensorsLayout(TensorsLayout):
     """Writes files that every safetensors reader reads, and reads any whose names form a tree.
 
     A path that ends in `.safetensors` is one file. Any other is a folder, which holds
@@ -271,14 +324,6 @@ class SafetensorsLayout:
         """The layout itself."""
         return self
 
-    @property
-    def arrays(self) -> None:
-        """None: tensors are stored as they are."""
-
-    @property
-    def folders(self) -> None:
-        """None: there are no items."""
-
     def temporary_name(self, path: str) -> str:
         """The name of the folder in which the file or folder `path` is made.
 
@@ -291,29 +336,10 @@ class SafetensorsLayout:
 
         return temporary_path(path)
 
-    def data_file(self) -> str:
-        return SINGLE_FILE
-
     def check(self, leaves: Sequence[Leaf]) -> None:
         """Check each leaf; see `check_leaf` for the errors. Names were compared before."""
         for leaf in leaves:
             check_leaf(leaf.info, leaf.spec)
-
-    def documents(
-        self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenLeaves],
-        *,
-        started_ns: int,
-        custom_metadata: Mapping[str, Any] | None,
-        digests: Mapping[str, bytes] | None = None,
-        beside: Sequence[Document] = (),
-    ) -> Iterable[Document]:
-        """None: the headers and the index, made by `arrange`, say everything.
-
-        Digests of leaves are not kept, so such a checkpoint cannot be the base of another one.
-        """
-        return ()
 
     def arrange(
         self,
@@ -337,24 +363,6 @@ class SafetensorsLayout:
     def recognises(self, store: Store, path: str) -> bool:
         """True if `path` holds only safetensors and `beside`; overwriting it would lose anything else."""
         return holds_only_tensors(store, path, self.beside)
-
-    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
-        """Tell what the headers at `path` take."""
-        nbytes = bytes_to_decode(store, path) if holds_tensors(store, path) else 0
-        return Opening(nbytes, partial(self.open, store, path, item))
-
-    def open(self, store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
-        """Read the headers of a checkpoint; see `open_checkpoint` for what it raises."""
-        if TEMPORARY_SUFFIX in os.path.basename(path):
-            raise unfinished_at(store, path, path)
-        if store.kind(path) is None:
-            raise NotACheckpointError(path, "does not exist")
-        if not holds_tensors(store, path):
-            raise NotACheckpointError(
-                path, f"is not a safetensors file ({SUFFIX}), nor a folder with one in it"
-            )
-
-        return open_checkpoint(store, path, item)
 
 
 _LENGTH_BYTES: Final = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Engine", "make_engine", "needed_besides")
+__all__ = ("Engine", "coordinator_of_jax", "make_engine", "needed_besides", "processes_of_jax")
 
 import json
 import os
@@ -309,7 +309,7 @@ def make_engine(parts: CheckpointerParts) -> Engine:
     """
     options, layout, coordinator = parts.config, parts.layout, parts.coordinator
     if coordinator is None:
-        coordinator = _coordinator_of_jax(options.processes, options.job)
+        coordinator = coordinator_of_jax(options.processes, options.job)
     elif options.job.active_processes is not None or options.job.key_prefix:
         raise ConfigError("job", "a coordinator that is given knows which processes take part")
 
@@ -357,17 +357,17 @@ def make_engine(parts: CheckpointerParts) -> Engine:
 
 def needed_besides(options: Config) -> NeededModules:
     """Return the modules that only some need: of several processes, and of configured observers."""
-    together = NEEDED_TOGETHER if _processes_of_jax()[1] > 1 else {}
+    together = NEEDED_TOGETHER if processes_of_jax()[1] > 1 else {}
     return {**together, **modules_of_observers(options.telemetry)}
 
 
-def _coordinator_of_jax(limits: JobLimits, chosen: JobOptions) -> Coordinator:
+def coordinator_of_jax(limits: JobLimits, chosen: JobOptions) -> Coordinator:
     """Return how the processes that `jax.distributed` has joined agree; one alone need not.
 
     Raises:
         ConfigError: If a process was chosen that there is not.
     """
-    index, count = _processes_of_jax()
+    index, count = processes_of_jax()
     if count == 1:
         if chosen.active_processes not in (None, (0,)):
             problem = f"are {list(chosen.active_processes or ())}, and this job has process 0 alone"
@@ -394,7 +394,7 @@ def _as_json(custom_metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return copied
 
 
-def _processes_of_jax() -> tuple[int, int]:
+def processes_of_jax() -> tuple[int, int]:
     """Return which process this is, and how many `jax.distributed` has joined: 0 and 1 without it."""
     # Here, and not with jax's service, since a process alone asks it, too, and loads nothing of that.
     state: Any = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)

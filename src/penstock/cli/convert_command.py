@@ -8,14 +8,15 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import anyio
 
 import penstock
+from penstock.checkpointer.engine import processes_of_jax
 from penstock.cli.completers import completed, item_names
-from penstock.cli.read_progress import run_with_bar
 from penstock.cli.storage_options import add_storage_options, chosen_format, said_format
-from penstock.cli.terminal import CommandError, Output, Table, format_bytes
+from penstock.cli.terminal import CommandError, NoBar, Output, Table, format_bytes
 from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
@@ -94,6 +95,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on with the same conversion, if it was interrupted"
     )
+    parser.add_argument(
+        "--distributed", nargs="?", const="", metavar="HOST:PORT,INDEX,COUNT",
+        help=(
+            "divide the work with the other processes of this job, each of which runs the command: those "
+            "that jax.distributed finds (of Slurm, Open MPI, Kubernetes, TPU pods), or COUNT that meet at "
+            "HOST:PORT, where number 0 runs"
+        ),
+    )  # fmt: skip
     parser.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
     add_storage_options(parser)
     parser.add_argument("--json", action="store_true", help="as one JSON document")
@@ -112,6 +121,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if options.destination is None:
         raise CommandError("DESTINATION is needed, unless --dry-run is given")
 
+    index, count = (0, 1) if options.distributed is None else _join(options.distributed)
     call = partial(
         penstock.convert,
         options.source,
@@ -130,20 +140,55 @@ def run(options: argparse.Namespace, output: Output) -> int:
         save_format=chosen_format(options),
         max_expansion=options.max_expansion or MOST_EXPANSION,
     )
-    report = run_with_bar(output, options.source, call)
+    with output.bar(None, "bytes") as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.show(done, total=total)
+
+        report = anyio.run(partial(call, progress=not isinstance(bar, NoBar) and show))
+
     seconds = f"{report.durable_s:.1f} s"
     ends = [name for name, end in (("npz", NPZ_SUFFIX), ("safetensors", SUFFIX)) if report.path.endswith(end)]
     written = options.format or next(iter(ends), "orbax")
     stored = said_format(options) if written == "orbax" else written
     if options.json:
         document = {"path": report.path, "n_leaves": report.n_leaves, "nbytes": report.nbytes}
+        document |= {"process": index, "processes": count} if count > 1 else {}
         output.say(json.dumps({**document, "seconds": report.durable_s, "format": stored}, indent=2))
         return 0
 
     nbytes = format_bytes(report.nbytes)
     leaves = counted(report.n_leaves, "leaf", "leaves")
-    output.success(f"{report.path}: {leaves}, {nbytes}, in {seconds} ({stored})")
+    part = f" by process {index} of {count}" if count > 1 else ""
+    kept = f" and {format_bytes(report.nbytes_kept)} that were there" if report.nbytes_kept else ""
+    output.success(f"{report.path}: {leaves}, {nbytes}{part}{kept}, in {seconds} ({stored})")
     return 0
+
+
+_LEAVES_S: Final = 10
+"""For the other processes at the end, or if one of them is gone: jax waits for five minutes."""
+
+
+def _join(text: str) -> tuple[int, int]:
+    """Join the other processes; return which one this is, and how many there are.
+
+    Raises:
+        CommandError: If that is not said, or they are not found.
+    """
+    import jax
+
+    address, *numbers = text.split(",")
+    if text and (len(numbers) != 2 or not all(number.isdigit() for number in numbers)):
+        problem = "not of the form HOST:PORT,INDEX,COUNT, as in 10.0.0.1:1234,0,2"
+        raise CommandError(f"--distributed {text}: {problem}")
+
+    index, count = map(int, numbers) if text else (None, None)
+    try:
+        jax.distributed.initialize(address or None, count, index, shutdown_timeout_seconds=_LEAVES_S)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise CommandError(f"--distributed: the other processes are not found: {error}") from error
+
+    return processes_of_jax()
 
 
 def _rules(options: argparse.Namespace) -> Rules | None:

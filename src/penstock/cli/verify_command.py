@@ -10,18 +10,26 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import penstock
 from penstock.checkpointer.parts import config_and_regulator
 from penstock.cli.read_progress import run_with_bar
 from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes, say_error
 from penstock.handlers.formats.verification import Finding
+from penstock.handlers.stores.publishing.paths import scheme_of
+from penstock.inspection.looking import run_here
+from penstock.inspection.stored_leaves import ItemFacts, read_items
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.rules import MADE_BY
 from penstock.kernel.words import counted
 from penstock.steps.tier_record import SeenLevel, levels_of
 from penstock.stores.store_finder import store_of
 from penstock.verification.verify import Status, Verification, VerifyReport
+
+if TYPE_CHECKING:
+    from penstock.tools.remaking import RemadeReport
 
 STATUSES: Final[Mapping[Status, int]] = {
     "intact": 0,
@@ -31,6 +39,9 @@ STATUSES: Final[Mapping[Status, int]] = {
     "unreadable": 5,
 }
 """The exit status for each result. 2 is wrong usage, as of every command."""
+
+_DIFFERS: Final = 6
+"""If all is as it was written, and not what the rules by which it was made give now."""
 
 _RANKS: Final[Sequence[Status]] = ("damaged", "unreadable", "unchecked", "absent", "intact")
 """The worst first."""
@@ -66,12 +77,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare everything at and below PATH with the checksums recorded of it: every step, every item, "
         "every file; of a run with tiers, in these, too. The exit status is 0 if all of it is intact, 1 if "
-        "something is damaged, 3 if there is no checkpoint, 4 if something has no checksum, and 5 if the "
-        "medium refused to read something."
+        "something is damaged, 3 if there is no checkpoint, 4 if something has no checksum, 5 if the "
+        "medium refused to read something, and 6 if it is intact, and rules that made it give something else "
+        "of the source that is there now."
     )
     parser.add_argument(
         "path", metavar="PATH", help="a checkpoint, a directory of steps, or a folder of these"
     )
+    sources = parser.add_mutually_exclusive_group()
+    sources.add_argument(
+        "--source", metavar="PATH",
+        help=(
+            "where the checkpoint is now of which rules made this one; by default where it was, if that is a "
+            "disk: what rules made is made again, and compared"
+        ),
+    )  # fmt: skip
+    sources.add_argument("--no-sources", action="store_true", help="do not make it again")
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 
 
@@ -89,12 +110,15 @@ def run(options: argparse.Namespace, output: Output) -> int:
             for level in levels
             if level.store is not None and level.steps
         ]
+        made = [] if options.no_sources else _remade(found, options.source, output)
     except (penstock.PenstockError, OSError) as error:
         say_error(error)  # status 1 would say that there is damage
         return STATUSES["unreadable"]
 
     if options.json:
         document = _document(found)
+        if made:
+            document["made_by_rules"] = [asdict(each) for each in made]
         if levels:
             document["tiers"] = [_document(tier) for tier in tiers]
 
@@ -105,10 +129,75 @@ def run(options: argparse.Namespace, output: Output) -> int:
         for level in levels:
             if level.store is None:
                 output.say(f"{level.path}: not looked at ({level.problem})", "warning")
+        for remade in made:
+            _show_made(remade, output)
 
     # A root that has no step yet, while its tiers have some, says nothing.
     statuses = [each.status for each in (found, *tiers) if not (tiers and each.status == "absent")]
-    return next(STATUSES[status] for status in _RANKS if status in statuses)
+    status = next(STATUSES[status] for status in _RANKS if status in statuses)
+    return _DIFFERS if status == 0 and any(each.differing for each in made) else status
+
+
+def _remade(found: VerifyReport, source: str | None, output: Output) -> list[RemadeReport]:
+    """Make again what rules made of checkpoints that are there.
+
+    A recorded place in a bucket is no reason to go there: the writer of a checkpoint can record any.
+    """
+    reports: list[RemadeReport] = []
+    damaged = {finding.file for finding in found.findings if finding.kind != "unchecked"}
+    for path in found.checkpoints:
+        if any(file.startswith(path) for file in damaged):
+            continue  # that is said already
+
+        store, final = store_of(path)
+        items = run_here(store, partial(_items, store, final))
+        custom = items[0].custom_metadata if items else None
+        if MADE_BY not in (custom or {}):
+            continue
+
+        from penstock.tools.remaking import (  # it loads jax, which few checkpoints need
+            RemadeReport,
+            made_record,
+            remake,
+        )
+
+        record = made_record(custom)
+        if record is None:
+            continue
+
+        recorded = record["source"]
+        if source is None and scheme_of(recorded) is not None:
+            problem = "it is in a bucket, where it is looked for if --source says so"
+            reports.append(RemadeReport(final, recorded, len(record["rules"]), problem=problem))
+            continue
+
+        there, place = store_of(source or recorded)
+        _, memory = config_and_regulator(None, {})
+        call = partial(remake, (store, there), Threads(), memory, final, place, record)
+        reports.append(run_with_bar(output, place, call))
+
+    return reports
+
+
+async def _items(store: Store, path: str, threads: Threads) -> list[ItemFacts]:
+    return await read_items(store, threads, path)
+
+
+def _show_made(made: RemadeReport, output: Output) -> None:
+    said = f"{made.path}: made of {made.source} by {counted(made.n_rules, 'rule')}"
+    if made.problem is not None:
+        output.say(f"{said}, and not made again: {made.problem}")
+        return
+
+    compared = counted(len(made.same) + len(made.differing), "leaf", "leaves")
+    if made.changed:
+        listed = _leaves(made.changed)
+        output.say(f"{said}; its source is another one by now, so not made again: {listed}", "warning")
+    if made.differing:
+        listed = _leaves(made.differing)
+        output.say(f"{said}; {compared} made again, of which DIFFER: {listed}", "bad")
+    elif made.same:
+        output.success(f"{said}; {compared} made again, all the same ({format_bytes(made.nbytes)})")
 
 
 def _levels(path: str) -> Sequence[SeenLevel]:

@@ -25,7 +25,7 @@ from penstock.handlers.layouts.discovery import finished_steps
 from penstock.handlers.layouts.item_parts import Parts
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.handlers.stores.publishing.paths import path_or_url, path_to_save_to, scheme_of
-from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged, reading
 from penstock.inspection.file_sizes import files_below
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
@@ -34,6 +34,7 @@ from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.restore import Rename
 from penstock.kernel.options import parse_bytes
 from penstock.kernel.pipeline.failures import short_traceback
+from penstock.kernel.pipeline.run_context import ShowProgress
 from penstock.kernel.pipeline.statistics import combined
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import StoredCheckpoint
@@ -43,14 +44,15 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.rules import MADE_BY, Rule, Rules
 from penstock.reports.kept_reports import copy_reports
 from penstock.reports.report import SaveReport
-from penstock.stages.resume import Resume
+from penstock.stages.resume import Resume, why_not_resumed
 from penstock.stages.rules.derived import Derivation, DerivedCheckpoint
 from penstock.steps.step_directory import METRICS, write_root_metadata
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.carried_files import carried_files
 from penstock.tools.leaf_changes import LeafChanges
 from penstock.tools.npz_writing import NpzWriting, plan_comment, plan_members
-from penstock.tools.rewriting import Rewriting, budget, check_apart
+from penstock.tools.remaking import recorded_digests
+from penstock.tools.rewriting import Rewriting, budget, check_apart, job_of
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
 
 Format: TypeAlias = Literal["orbax", "safetensors", "huggingface", "npz"]
@@ -74,6 +76,7 @@ async def convert(
     custom_metadata: Mapping[str, Any] | None = None,
     max_expansion: int = MOST_EXPANSION,
     save_format: SaveFormat | None = None,
+    progress: ShowProgress = False,
     config: Config | Path | None = None,
     store: Store | None = None,
     coordinator: Coordinator | None = None,
@@ -109,15 +112,19 @@ async def convert(
         resume: Go on with the same conversion, if it was interrupted: what it wrote is compared with its
             checksums and kept. It is begun anew if the source or an option has changed. A conversion that was
             killed can always be gone on with. With `resume` one that fails or is cancelled can be, too. On a
-            local file system, without a codec, of one checkpoint, by one process.
+            file system, of one checkpoint, by one process, in any format but npz, with any codec but
+            `"auto"`; anything else is refused before anything is read.
         custom_metadata: Added to that of the source.
         max_expansion: How many times the bytes stored the arrays may take: what was never written of an
             array is written out.
         save_format: How arrays are stored in Orbax's layout, whatever the format of the source was; by
             default in one OCDBT database, without a codec.
+        progress: As for `Checkpointer.save`: a bar, or a function of the bytes done and all bytes. Of a
+            directory of steps, each step begins anew.
         config: As for `Checkpointer`, and so are all that follow.
         store: Where both are; by default each where its path says, on a disk or in a bucket.
-        coordinator: How the processes of a job agree; one alone writes npz.
+        coordinator: How the processes of a job agree; by default by the service of `jax.distributed`. They
+            divide the work: each reads what it writes. They convert one checkpoint, not to npz.
         memory_limit: Host bytes that may be held.
         save_device_host_concurrent_bytes: Of these, how many may be staged.
         save_concurrent_bytes: Bytes that may be on their way to storage at once.
@@ -143,29 +150,40 @@ async def convert(
         restore_concurrent_bytes,
     )
     options, regulator = budget(config, limits, memory)
+    options, job = job_of(options, coordinator)
     stores, start = StoreFinder(store, options.store), path_or_url(source)
     final = path_to_save_to(destination)
     rewriting = Rewriting(
-        stores.at(final), options, regulator, coordinator, overwrite, save_format, stores.at(start)
+        stores.at(final), options, regulator, job, overwrite, save_format, stores.at(start), progress
     )
     target = _Target.of(format, final, max_shard_bytes)
     if target.format != "orbax" and save_format is not None:
         raise SpecError(f"save_format is for Orbax's layout, and the destination is {target.format}")
 
-    if target.format == "npz" and coordinator is not None and len(coordinator.processes) > 1:
+    if target.format == "npz" and len(job.processes) > 1:
         raise SpecError("an npz file is written by one process: convert in one, without a coordinator")
 
-    if resume and callable(rename):
-        problem = "rename is a function, which cannot be compared with that of the conversion before"
-        raise SpecError(f"{problem}; to resume, pass a mapping")
-
-    if target.format == "npz" and resume:
-        raise SpecError("an npz file is written in one go, and cannot be resumed")
+    if resume:
+        problem = _why_not_resumed(rewriting, target, rename)
+        if problem is not None:
+            raise SpecError(f"{final}: {problem}, so that nothing can go on with it")
 
     chosen = None if rules is None else Rules.of(rules)
     reading = _Reading(split, item, max_expansion, chosen, rename, dtype)
     reading.changes()  # which raises for what fits no source
     return await _Conversion(rewriting, Threads(), target, reading, custom_metadata, resume).run(start)
+
+
+def _why_not_resumed(rewriting: Rewriting, target: _Target, rename: Rename | None) -> str | None:
+    """Say why a conversion cannot be gone on with, if that is known before anything is read."""
+    if callable(rename):
+        return "rename is a function, not a mapping, which could be compared with that of the one before"
+    if target.format == "npz":
+        return "an npz file is written in one go"
+
+    form = rewriting.save_format
+    codecs = () if form is None else (form.leaf_codec,)
+    return why_not_resumed(rewriting.store, len(rewriting.coordinator.processes), codecs)
 
 
 @final
@@ -300,9 +318,12 @@ class _Conversion:
             return await self._convert(start, final)
         if self.target.format != "orbax":
             return await self._convert(_only_step(start, steps, self.target), final)
+        latest = os.path.join(start, steps.names[-1])
         if self.resumes:
-            latest = os.path.join(start, steps.names[-1])
             raise SpecError(f"{start}: only one step can be resumed; convert each by itself, as {latest}")
+        if self.is_joint:
+            problem = "several processes convert one step together; convert each by itself"
+            raise SpecError(f"{start}: {problem}, as {latest}")
 
         await self.threads.run(_check_root, store, start, final, self.rewriting.overwrite)
         reports = [
@@ -314,8 +335,17 @@ class _Conversion:
         await self.threads.run(copy_reports, self.rewriting.origin, start, store, final)
         return _together(final, reports)
 
+    @property
+    def is_joint(self) -> bool:
+        """True if several processes divide the work."""
+        return len(self.rewriting.coordinator.processes) > 1
+
     async def _convert(self, start: str, final: str) -> SaveReport:
         store, threads = self.rewriting.origin, self.threads
+        if self.is_joint:  # one that tried again alone would wait for the others in vain
+            async with reading(store, threads, start) as source:
+                return await self._convert_once(start, final, source)
+
         return await read_unchanged(store, threads, start, partial(self._convert_once, start, final))
 
     async def _convert_once(self, start: str, final: str, source: Reading) -> SaveReport:
@@ -362,13 +392,16 @@ class _Conversion:
         if self.target.format == "huggingface":
             custom = {name: value for name, value in (custom or {}).items() if name != MADE_BY}
         elif rules is not None:
-            custom = _made_by(start, rules, _named_leaves(items.tree, ()), custom)
+            custom = _made_by(start, self.reading, rules, _named_leaves(items.tree, ()), custom)
 
         return replace(items, custom_metadata=custom)
 
     def _key(self, start: str) -> str:
         """Return all that decides the result, which tells this conversion from others to the same place."""
         asked, target = self.reading, self.target
+        if callable(asked.rename):  # of which nothing is the same in two processes but where it is from
+            asked = replace(asked, rename={"": f"{asked.rename.__module__}.{asked.rename.__qualname__}"})
+
         most = None if target.tensors is None else target.tensors.max_shard_bytes
         options = (target.format, most, self.rewriting.save_format, self.custom_metadata)
         source = files_below(self.rewriting.origin, start)
@@ -379,7 +412,14 @@ class _Conversion:
         comment = plan_comment({**(items.custom_metadata or {}), **(self.custom_metadata or {})})
         members = await threads.run(plan_members, items.tree)
         piece_bytes = min(rewriting.config.save.piece_bytes, max(rewriting.memory.limit // 4, 1))
-        writing = NpzWriting(rewriting.store, threads, rewriting.memory, piece_bytes, rewriting.overwrite)
+        writing = NpzWriting(
+            rewriting.store,
+            threads,
+            rewriting.memory,
+            piece_bytes,
+            rewriting.overwrite,
+            rewriting.progress,
+        )
         return await writing.save(final, members, comment, source.end)
 
 
@@ -421,31 +461,46 @@ def _named_leaves(tree: object, keys: tuple[str, ...]) -> Iterator[tuple[str, ob
 
 
 def _made_by(
-    source: str, rules: Rules, leaves: Iterable[tuple[str, object]], before: Mapping[str, Any] | None
+    source: str,
+    asked: _Reading,
+    rules: Rules,
+    leaves: Iterable[tuple[str, object]],
+    before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the custom metadata of what rules make: that of the source, and how each leaf was made.
 
     Args:
         source: Path of the source.
+        asked: The part of it that is read.
         rules: Those that were carried out.
         leaves: Of the result, each with its dotted name. What is stored so in the source is left out.
         before: The custom metadata of the source. What was recorded there of earlier rules is kept.
     """
     made: dict[str, Any] = {}
+    digests: dict[int, Mapping[str, str | None]] = {}  # of each tree
     for name, value in leaves:
         if not isinstance(value, StoredValue) or not isinstance(value.checkpoint, DerivedCheckpoint):
             continue
 
-        about = value.stored.detail
+        about, stored = value.stored.detail, value.checkpoint.source
         if isinstance(about, Derivation):
-            digests = value.checkpoint.source.digests
+            if id(stored) not in digests:
+                digests[id(stored)] = recorded_digests(stored, [leaf.info.name for leaf in stored.leaves])
+
+            known_now = digests[id(stored)]
             made[name] = {
-                "of": {one: digests[one].hex() if one in digests else None for one in about.sources},
+                "of": {one: known_now[one] for one in about.sources},
                 "rules": [number + 1 for number in about.rules],
             }
+            if asked.rename is not None and value.stored.info.name != name:
+                made[name]["was"] = value.stored.info.name
 
     known = dict(before or {})
     record: dict[str, Any] = {"source": source, "rules": [rule.table() for rule in rules], "leaves": made}
+    if asked.split != ".":
+        record["split"] = asked.split
+    if asked.item is not None:
+        record["item"] = asked.item
     if MADE_BY in known:
         record["before"] = known[MADE_BY]
 

@@ -14,6 +14,7 @@ import json
 import time
 import zipfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, final
@@ -21,6 +22,7 @@ from typing import Any, Final, final
 import numpy as np
 from anyio import move_on_after
 
+from penstock.checkpointer.progress import ShownProgress, shown_progress
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.npz_archive import is_npz
 from penstock.handlers.leaves.stored_value import StoredValue, StoredValueHandler
@@ -30,6 +32,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import Leaf
+from penstock.kernel.pipeline.run_context import ShowProgress
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import DataFile, Store
 from penstock.kernel.protocols.written import PiecePlan
@@ -173,6 +176,7 @@ class NpzWriting:
         memory: The budget.
         piece_bytes: Of a large array, how much is held at once; a chunk with a codec cannot be cut.
         overwrite: Replace an archive that is there.
+        progress: As for `Checkpointer.save`.
     """
 
     store: Store
@@ -180,6 +184,7 @@ class NpzWriting:
     memory: MemoryRegulator
     piece_bytes: int
     overwrite: bool
+    progress: ShowProgress = False
 
     async def save(
         self,
@@ -204,8 +209,13 @@ class NpzWriting:
         )  # fmt: skip
         try:
             await workspace.open()
-            with self.memory.used():
-                await self._write(workspace.path(_FILE), members, comment)
+            with ExitStack() as stack:
+                stack.enter_context(self.memory.used())
+                shown = shown_progress(self.progress)
+                if shown is not None:
+                    stack.enter_context(shown.observing("save", final))
+
+                await self._write(workspace.path(_FILE), members, comment, shown)
 
             await before()
             await workspace.publish()
@@ -227,7 +237,17 @@ class NpzWriting:
             peak_leased_bytes=self.memory.peak,
         )
 
-    async def _write(self, path: str, members: Iterable[MemberToWrite], comment: bytes) -> None:
+    async def _write(
+        self, path: str, members: Sequence[MemberToWrite], comment: bytes, shown: ShownProgress | None
+    ) -> None:
+        done, total = 0, sum([member.array_nbytes for member in members])
+
+        def wrote(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            if shown is not None:
+                shown(done, total)
+
         file = await self.threads.run(self.store.create_data_file, path)
         async with closing(self.threads, lambda: [file]):
             archive = _Archive(file)
@@ -235,20 +255,26 @@ class NpzWriting:
                 for group in _groups(members, self.piece_bytes):
                     plans = await self.threads.run(_plan, group, self.piece_bytes)
                     if len(group) == 1:
-                        await self._write_large(archive, group[0], plans[0])
+                        await self._write_large(archive, group[0], plans[0], wrote)
                     else:
                         await self._within(sum(map(_cost, plans)), archive.write_whole, group, plans)
+                        wrote(sum([member.array_nbytes for member in group]))
 
                 await self.threads.run(archive.end, comment)
             finally:
                 archive.close()
 
     async def _write_large(
-        self, archive: _Archive, member: MemberToWrite, plans: Sequence[PiecePlan]
+        self,
+        archive: _Archive,
+        member: MemberToWrite,
+        plans: Sequence[PiecePlan],
+        wrote: Callable[[int], object],
     ) -> None:
         await self.threads.run(archive.begin, member)
         for plan in plans:
             await self._within(plan.cost, archive.write, plan)
+            wrote(plan.nbytes)
 
         await self.threads.run(archive.end_member)
 

@@ -38,7 +38,7 @@ from penstock.kernel.protocols.written import Document
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.carried_files import carried_files
 from penstock.tools.repair_report import RepairReport
-from penstock.tools.rewriting import Rewriting, budget, check_apart
+from penstock.tools.rewriting import Rewriting, budget, check_apart, job_of
 from penstock.tools.salvage import Salvage, find_damage
 from penstock.tools.tensor_salvage import TensorSalvage
 from penstock.verification.verify import compare_ranges
@@ -100,9 +100,8 @@ async def repair(
         if stores.at(other) is not origin:
             raise PathError(other, f"lies on another disk or in another bucket than {start!r}; copy it there")
 
-    rewriting = Rewriting(
-        stores.at(final), options, regulator, overwrite=overwrite, save_format=save_format, source=origin
-    )
+    options, job = job_of(options, None)
+    rewriting = Rewriting(stores.at(final), options, regulator, job, overwrite, save_format, origin)
     return await _Repair(rewriting, Threads(), start, places, max_expansion).run(final)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Limits", "Rewriting", "budget", "check_apart")
+__all__ = ("Limits", "Rewriting", "budget", "check_apart", "job_of")
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, final
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path
+from penstock.checkpointer.engine import coordinator_of_jax
 from penstock.checkpointer.parts import MemoryKeywords, config_and_regulator
 from penstock.checkpointer.pipelines import save_pipeline
 from penstock.config.config import Config
@@ -26,7 +27,7 @@ from penstock.kernel.errors import PathError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import Committed, LeafBatch, SavePlan
 from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.run_context import SaveRun, ShowProgress
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.save_format import SaveFormat
@@ -59,6 +60,24 @@ def budget(
     return config_and_regulator(config, keywords)
 
 
+def job_of(config: Config, given: Coordinator | None) -> tuple[Config, Coordinator]:
+    """Return how the processes of this job agree, and the options of a Checkpointer that is given it.
+
+    Args:
+        config: Says which of them take part.
+        given: By the caller; by default they agree by the service of `jax.distributed`.
+
+    Raises:
+        ConfigError: If a process was chosen that there is not.
+    """
+    if given is not None:
+        return config, given
+
+    coordinator = coordinator_of_jax(config.processes, config.job)
+    chosen = replace(config.job, active_processes=None, key_prefix="")  # which the coordinator knows by now
+    return replace(config, job=chosen), coordinator
+
+
 def check_apart(source: str, destination: str) -> None:
     """Refuse to write into the source, or over a folder that contains it.
 
@@ -79,20 +98,22 @@ class Rewriting:
         store: Where the destination is.
         config: Options of the save.
         memory: The budget.
-        coordinator: How the processes of a job agree.
+        coordinator: How the processes of a job agree; they divide the work.
         overwrite: Replace what is at the destination.
         save_format: How arrays are stored in Orbax's layout; by default in one OCDBT database, without a
             codec.
         source: Where the source is; None if in the same store.
+        progress: As for `Checkpointer.save`.
     """
 
     store: Store
     config: Config
     memory: MemoryRegulator
-    coordinator: Coordinator | None = None
+    coordinator: Coordinator
     overwrite: bool = False
     save_format: SaveFormat | None = None
     source: Store | None = None
+    progress: ShowProgress = False
 
     @property
     def origin(self) -> Store:
@@ -134,7 +155,8 @@ class Rewriting:
             layout: The format; by default that of Orbax.
             custom_metadata: Added to that of the items.
             beside: Further documents of the checkpoint, named from it.
-            resume: Records what is done, so that another save can go on if this one is killed.
+            resume: Records what is done, so that another save can go on if this one is killed. Of several
+                processes it compares what they are asked.
 
         Raises:
             PenstockError: As `Checkpointer.save` raises it.
@@ -171,7 +193,7 @@ class Rewriting:
 
         custom = {**(items.custom_metadata or {}), **(custom_metadata or {})} or None
         async with Checkpointer(
-            registry=_handlers(),
+            registry=_handlers(self.coordinator),
             save_pipeline=pipeline,
             layout=layout,
             store=self.store,
@@ -180,7 +202,12 @@ class Rewriting:
             memory=self.memory,
         ) as checkpointer:
             save = await checkpointer.save(
-                final, items.tree, overwrite=self.overwrite, custom_metadata=custom, staging="overlap"
+                final,
+                items.tree,
+                overwrite=self.overwrite,
+                custom_metadata=custom,
+                staging="overlap",
+                progress=self.progress,
             )
             return await save
 
@@ -203,7 +230,9 @@ def _adding(documents: Sequence[Document]) -> Callable[[LeafBatch], Awaitable[Le
     return add
 
 
-def _handlers() -> HandlerRegistry:
+def _handlers(coordinator: Coordinator) -> HandlerRegistry:
     registry = default_handlers(entry_points=False)
-    registry.register(StoredValue, StoredValueHandler())
+    active, index = list(coordinator.processes), coordinator.process_index
+    rank = active.index(index) if index in active else 0  # one that takes no part is refused by the save
+    registry.register(StoredValue, StoredValueHandler(rank=rank, count=len(active)))
     return registry

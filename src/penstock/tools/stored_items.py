@@ -41,7 +41,7 @@ from penstock.kernel.rules import Rules
 from penstock.stages.locate import split_names
 from penstock.stages.planning.restore_planner import check_expansion
 from penstock.stages.pytree.flattening import nest
-from penstock.stages.rules.derived import derive
+from penstock.stages.rules.application import derive
 from penstock.tools.leaf_changes import LeafChanges
 
 _ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"

@@ -18,6 +18,7 @@ from penstock.handlers.leaves.spill import Spill
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
 VALUES = np.arange(7 * 33 * 20, dtype=np.uint16).reshape(7, 33, 20)
+WHOLE: Bounds = ((0, 7), (0, 33), (0, 20))
 
 
 def block_of(values: npt.NDArray[np.uint16], bounds: Bounds) -> memoryview:
@@ -43,13 +44,30 @@ def test_any_region_is_what_the_blocks_were_made_of(
         asked.append(bounds)
         return block_of(VALUES, bounds)
 
-    spill = Spill(VALUES.shape, 2, block, str(tmp_path), read)
+    spill = Spill(WHOLE, 2, block, str(tmp_path), read)
     for bounds in (((0, 7), (0, 33), (0, 20)), ((2, 3), (0, 33), (0, 20)), ((1, 6), (7, 30), (3, 19))):
         wanted = VALUES[tuple([slice(lo, hi) for lo, hi in bounds])]
         assert np.array_equal(filled(spill, bounds, piece_bytes), wanted)
 
     assert len(asked) == len(set(asked))  # each block is made once
     assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
+def test_a_part_of_a_leaf_makes_the_blocks_of_that_part_alone(tmp_path: Path) -> None:
+    asked: list[Bounds] = []
+
+    def read(bounds: Bounds) -> memoryview:
+        asked.append(bounds)
+        return block_of(VALUES, bounds)
+
+    spill = Spill(((3, 7), (5, 33), (0, 20)), 2, (3, 16, 20), str(tmp_path), read)
+    for bounds in (((4, 7), (6, 33), (2, 20)), ((3, 7), (5, 33), (0, 20))):
+        wanted = VALUES[tuple([slice(lo, hi) for lo, hi in bounds])]
+        assert np.array_equal(filled(spill, bounds), wanted)
+
+    assert sorted(asked) == [
+        ((lo, hi), columns, (0, 20)) for lo, hi in ((3, 6), (6, 7)) for columns in ((5, 21), (21, 33))
+    ]
 
 
 def test_threads_that_ask_at_once_make_the_blocks_together(tmp_path: Path) -> None:
@@ -59,7 +77,7 @@ def test_threads_that_ask_at_once_make_the_blocks_together(tmp_path: Path) -> No
         both.wait(timeout=20)  # so no thread makes all of them
         return block_of(VALUES, bounds)
 
-    spill = Spill(VALUES.shape, 2, (7, 33, 10), str(tmp_path), read)
+    spill = Spill(WHOLE, 2, (7, 33, 10), str(tmp_path), read)
     with ThreadPoolExecutor(2) as threads:
         halves = list(threads.map(lambda rows: filled(spill, (rows, (0, 33), (0, 20))), [(0, 4), (4, 7)]))
 
@@ -76,7 +94,7 @@ def test_a_block_that_cannot_be_made_fails_all_who_ask(tmp_path: Path) -> None:
 
         return block_of(VALUES, bounds)
 
-    spill = Spill(VALUES.shape, 2, (7, 33, 10), str(tmp_path), read)
+    spill = Spill(WHOLE, 2, (7, 33, 10), str(tmp_path), read)
 
     def said(_: int) -> str:
         with pytest.raises(StorageError) as raised:
@@ -91,6 +109,6 @@ def test_a_block_that_cannot_be_made_fails_all_who_ask(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_named() -> None:
-    spill = Spill(VALUES.shape, 2, (7, 33, 10), "/not/there", lambda bounds: block_of(VALUES, bounds))
+    spill = Spill(WHOLE, 2, (7, 33, 10), "/not/there", lambda bounds: block_of(VALUES, bounds))
     with pytest.raises(StorageError, match="/not/there"):
         filled(spill, ((0, 7), (0, 33), (0, 20)))

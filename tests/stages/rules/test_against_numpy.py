@@ -23,7 +23,7 @@ from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.reads import Destination, Read
 from penstock.kernel.protocols.written import Written
 from penstock.rules import Concat, Pad, Repeat, Reshape, Rule, Rules, Select, Split, Transpose
-from penstock.stages.rules.derived import derive
+from penstock.stages.rules.application import derive
 
 PIECE = 37
 """Bytes of which a checksum is known, so that pieces end within elements and within rows."""
