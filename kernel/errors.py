@@ -378,6 +378,11 @@ class DuplicateNameError(SpecError):
         self.key_path = second
 
 
+def _leaf(key_path: str) -> str:
+    """Name a leaf; one that is all of the tree has no keys."""
+    return key_path or "the whole tree"
+
+
 @final
 class InvalidLeafError(SpecError, TypeError):
     """The value of a leaf cannot be stored, although its type is handled: an object array, a too large int.
@@ -390,7 +395,7 @@ class InvalidLeafError(SpecError, TypeError):
     problem: str
 
     def __init__(self, key_path: str, problem: str) -> None:
-        super().__init__(f"{key_path}: {problem}")
+        super().__init__(f"{_leaf(key_path)}: {problem}")
         self.key_path, self.problem = key_path, problem
 
 
@@ -400,7 +405,7 @@ class DeletedLeafError(SpecError, RuntimeError):
 
     def __init__(self, key_path: str) -> None:
         problem = "was deleted or donated before it was staged; await save.staged() before donating it"
-        super().__init__(f"{key_path}: the array {problem}")
+        super().__init__(f"{_leaf(key_path)}: the array {problem}")
         self.key_path = key_path
 
 
@@ -581,7 +586,7 @@ class NoHandlerError(HandlerError, TypeError):
                 "`jax.tree_util.register_dataclass`, `flax.struct.dataclass` or the like"
             )
 
-        super().__init__(f"{key_path}: no handler for {type_name}. {advice}")
+        super().__init__(f"{_leaf(key_path)}: no handler for {type_name}. {advice}")
         self.key_path = key_path
         self.type_name = type_name
 
@@ -618,7 +623,7 @@ class HandlerFailedError(HandlerError):
     handler: str
 
     def __init__(self, key_path: str, handler: str, problem: str) -> None:
-        super().__init__(f"{key_path}: {handler} failed: {problem}")
+        super().__init__(f"{_leaf(key_path)}: {handler} failed: {problem}")
         self.key_path = key_path
         self.handler = handler
 

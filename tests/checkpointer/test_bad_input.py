@@ -60,7 +60,6 @@ class Text(str):
 
 
 class TestTrees:
-    @pytest.mark.thinned(2)
     @pytest.mark.parametrize(
         ("leaf", "error", "words"),
         [
@@ -99,6 +98,15 @@ class TestTrees:
             await (await checkpointer.save(tmp_path / "b", {"good": np.ones(9)}))
 
         assert os.listdir(tmp_path) == ["b"]
+
+    @pytest.mark.parametrize(
+        ("tree", "words"),
+        [(object(), "the whole tree: no handler for object"), (2**63, "the whole tree: the int 92233720368")],
+    )
+    async def test_a_tree_that_is_one_such_leaf(self, tmp_path: Path, tree: Any, words: str) -> None:
+        async with Checkpointer() as checkpointer:
+            with pytest.raises(PenstockError, match=words):
+                await checkpointer.save(tmp_path / "a", tree)
 
     async def test_a_tracer(self, tmp_path: Path) -> None:
         seen: list[Any] = []

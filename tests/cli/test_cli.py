@@ -237,6 +237,7 @@ def test_seal_records_what_verify_then_compares(
     [
         ("show", ["the following arguments are required: PATH", "try: penstock show --help"]),
         ("shwo .", ["there is no command 'shwo'; did you mean 'show'?", "try: penstock --help"]),
+        ("cat . --only x", ["cat has no option --only", "try: penstock cat --help"]),
         ("show . --onyl x", ["show has no option --onyl; did you mean --only?", "try: penstock show --help"]),
         ("show . x", ["show takes no argument 'x'", "try: penstock show --help"]),
         ("", ["the following arguments are required: COMMAND", "try: penstock --help"]),

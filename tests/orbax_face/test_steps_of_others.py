@@ -62,7 +62,6 @@ def listed(ocp: Any, root: Path) -> tuple[list[int], int | None]:
         return sorted(manager.all_steps()), manager.latest_step()
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_a_step_counts_whatever_lies_in_it(content: dict[str, str], tmp_path: Path) -> None:
     make(tmp_path / "3", content)

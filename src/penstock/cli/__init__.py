@@ -169,10 +169,10 @@ def _unknown(parser: argparse.ArgumentParser, command: str, given: str) -> tuple
 
     help_of_one = _Parser(add_help=True)
     load_command(command).configure(help_of_one)
-    near = nearest(
-        given.partition("=")[0], sorted(set(re.findall(r"--[a-z][a-z-]+", help_of_one.format_help())))
-    )
-    hint = f"; did you mean {near}?" if near else ""
+    # Compared without the dashes, which are alike in all of them.
+    known = sorted(set(re.findall(r"--([a-z][a-z-]+)", help_of_one.format_help())))
+    near = nearest(given.partition("=")[0].lstrip("-"), known)
+    hint = f"; did you mean --{near}?" if near else ""
     return f"{command} has no option {given}{hint}", f"{parser.prog} {command}"
 
 

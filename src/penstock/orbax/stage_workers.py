@@ -137,7 +137,7 @@ class UnknownTypeError(HandlerError, TypeError, ValueError):
             if isinstance(type_, type)
             else f"the stored type {type_!r}"
         )
-        super().__init__(f"{key_path}: no type handler is registered for {what}")
+        super().__init__(f"{key_path or 'the whole tree'}: no type handler is registered for {what}")
         self.key_path, self.type_ = key_path, type_
 
 

@@ -191,7 +191,6 @@ def put(request: pytest.FixtureRequest, tmp_path: Path, saved: Path) -> Put:
     return make
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("name", "build", "kind", "states"), CASES, ids=[case[0] for case in CASES])
 def test_places_are_found_alike_on_a_disk_and_in_a_bucket(
     put: Put, name: str, build: Build, kind: str, states: str

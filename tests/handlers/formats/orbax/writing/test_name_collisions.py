@@ -50,7 +50,6 @@ def test_names_that_can_be_paths(tmp_path: Path, tree: Any, zarr: Literal[2, 3])
     assert show(penstock.sync.restore(tmp_path / "ckpt", like=tree)) == show(tree)
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("zarr", ZARRS)
 @pytest.mark.parametrize(
     "name",
