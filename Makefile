@@ -110,9 +110,8 @@ crash: $(VENV)/.installed ## Kill savers, managers and followers at 60 random mo
 crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
 	$(BIN)/python -m tests.proofs.crash_loop --kills 1000 $(CRASH)
 
-tiers-proof: $(VENV)/.installed ## Kill trainings, jobs and keepers at random moments, and look at what they resume from (make tiers-proof KILLS=1000 SEED=1)
-	$(BIN)/python -m tests.proofs.tiers $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
-	$(BIN)/python -m tests.proofs.joint_tiers $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
+tiers-proof: $(VENV)/.installed ## Break trainings, keepers, hosts, links, disks and a bucket at random moments, and look at what jobs resume from (make tiers-proof FAULTS=1000 SEED=1)
+	$(BIN)/python -m tests.proofs.tiers $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(TIERS)
 
 convert-proof: $(VENV)/.installed ## Convert 1,000 random trees with random rules and compare with NumPy; kill 200 conversions and go on with them (make convert-proof TREES=100 KILLS=10 SEED=1)
 	$(BIN)/python -m tests.proofs.conversions $(if $(TREES),--trees $(TREES)) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))

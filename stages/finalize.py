@@ -39,7 +39,8 @@ class Finalize:
 
         async def finalize(committed: Committed, /) -> Published:
             # The operation says who publishes: one process, the primary, or each on its own disk.
-            await run.operation.publish(run.workspace.publish)
+            unpublished = await run.operation.publish(run.workspace.publish)
+            run.workspace.stranded = run.workspace.stranded or unpublished
             if run.workspace.left_behind is not None:  # the new checkpoint is durable nevertheless
                 error = repr(run.workspace.left_behind)
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)

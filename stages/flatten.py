@@ -16,7 +16,13 @@ from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import Any, ClassVar, Final, cast, final
 
-from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, NoSpaceError, SpecError
+from penstock.kernel.errors import (
+    HandlerFailedError,
+    InvalidLeafError,
+    KeeperLostError,
+    NoSpaceError,
+    SpecError,
+)
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.changed_specs import CodecChoice, LeafChange, SpecChange, resolved_spec
 from penstock.kernel.messages.save import LeafBatch, Leaves, SavePlan, TreeToSave
@@ -488,7 +494,10 @@ def _check_room(run: SaveRun, leaves: Leaves, plan: SavePlan) -> None:
     if not needed:
         return
 
-    free = store.free_bytes(run.path)
+    try:
+        free = store.free_bytes(run.path)
+    except KeeperLostError:  # it was there a moment ago, or the save may do without
+        return
     if free is None or needed <= free:
         return
     if not plan.sizes_known:

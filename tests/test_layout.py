@@ -330,6 +330,7 @@ IS_ALSO_ABOUT = {
     "orbax_face/test_type_registry.py": ("checkpointer", "handlers.leaves"),
     "processes": ("handlers.formats", "orbax"),
     "proofs": ("checkpointer", "handlers", "keeper", "kernel", "stages", "testing"),
+    "proofs/tiers.py": ("steps", "stores"),
     "release/test_release.py": ("handlers.formats",),
     "stages/joint/test_part_columns.py": ("handlers", "stages.messages"),
     "stages/pytree/test_description_cache.py": ("handlers.formats",),

@@ -356,10 +356,13 @@ class JointOperation:
         if verdict.kind != "commit":
             raise verdict.error()
 
-    async def publish(self, publish: Callable[[], Awaitable[object]]) -> None:
+    async def publish(self, publish: Callable[[], Awaitable[str | None]]) -> str | None:
         """Publish, once all agree: the primary does, and the others wait for it, and then take it over.
 
         On local disks each does, and it counts once all have.
+
+        Returns:
+            What `publish` returned in one of them, with its number; see `Operation.publish`.
 
         Raises:
             PeerError: If the operation was ended, or another process could not publish.
@@ -371,11 +374,13 @@ class JointOperation:
         elif not self.is_local:
             await self.wait_published()
 
-        await publish()
+        unpublished = await publish()
         if self.is_local:
-            await self.all_published()
-        elif self.is_primary:
+            return await self.all_published(unpublished)
+        if self.is_primary:
             await self.tell_published()
+
+        return unpublished
 
     async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
         """Send a part; return the result of the primary's function of the parts of all.
@@ -436,8 +441,14 @@ class JointOperation:
 
         return told[len(PUBLISHED) :]
 
-    async def all_published(self) -> None:
+    async def all_published(self, unpublished: str | None = None) -> str | None:
         """Say that this process has published on its own disk, and return once all have.
+
+        Args:
+            unpublished: Why it has not, although all of it is whole; None if it has.
+
+        Returns:
+            What one of them has said so, the same in all.
 
         Raises:
             PeerError: If another process could not publish, or fell silent before it had.
@@ -446,19 +457,23 @@ class JointOperation:
         Cancellation:
             Not before the service has answered, or `JobLimits.call_s` has passed: what is published counts.
         """
+        told = "" if unpublished is None else f"process {self._member.index}: {unpublished}"
+        own = PUBLISHED + told.encode("utf-8", "replace")
         if not self.is_primary:
             async with self._job.within(self._job.limits.call_s, shield=True):
-                await self._say("done", PUBLISHED)
+                await self._say("done", own)
 
-            await self.wait_published()
-            return
+            return (await self.wait_published()).decode("utf-8", "replace") or None
 
         done = await self._others("done", self._job.limits.write_s)
-        failed = [said for said in done.values() if said != PUBLISHED]
+        failed = [said for said in done.values() if not said.startswith(PUBLISHED)]
         if failed:
             raise Verdict.decoded(failed[0]).error()
 
-        await self.tell_published()
+        said = next((said for said in (own, *done.values()) if said != PUBLISHED), PUBLISHED)
+        problem = said[len(PUBLISHED) :]
+        await self.tell_published(problem)
+        return problem.decode("utf-8", "replace") or None
 
     @property
     def _keys(self) -> OperationKeys:

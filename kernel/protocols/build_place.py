@@ -21,8 +21,9 @@ class BuildPlace(Protocol):
         identity: The `Store.identity` of what was built; set by `publish`.
         left_behind: Why something could not be removed from the place.
         published: Whether the checkpoint is visible under its own name.
-        stranded: Why it is not, though it is whole: its keeper is lost. Then this process alone can read it,
-            under its own name, as long as this object is there.
+        stranded: Why it does not count as published, though it is whole: its keeper is lost, or that of
+            another process of the job. Without a keeper, this process alone can read it, under its own name,
+            as long as this object is there.
     """
 
     identity: object
@@ -70,8 +71,8 @@ class BuildPlace(Protocol):
         """Remove everything built so far, and begin again with the next `open`."""
         ...
 
-    async def publish(self) -> None:
-        """Make the checkpoint visible under its own path, in one step and durably."""
+    async def publish(self) -> str | None:
+        """Make the checkpoint visible under its own path, in one step and durably; return `stranded`."""
         ...
 
     async def take_back(self) -> bool:

@@ -149,8 +149,15 @@ class Operation(Protocol):
         """
         ...
 
-    async def publish(self, publish: Callable[[], Awaitable[object]]) -> None:
-        """Publish once all agree: the primary does, before the others; on local disks each does, together."""
+    async def publish(self, publish: Callable[[], Awaitable[str | None]]) -> str | None:
+        """Publish once all agree: the primary does, before the others; on local disks each does, together.
+
+        Args:
+            publish: Returns why what is whole was not published after all, as `Workspace.publish` does.
+
+        Returns:
+            What it returned in one of the processes, the same in all; None if it was published everywhere.
+        """
         ...
 
     async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
@@ -308,9 +315,9 @@ class SoleOperation:
         """Merge the parts of no others."""
         return await merge({})
 
-    async def publish(self, publish: Callable[[], Awaitable[object]]) -> None:
+    async def publish(self, publish: Callable[[], Awaitable[str | None]]) -> str | None:
         """Publish."""
-        await publish()
+        return await publish()
 
     async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
         """Return what `combined` makes of this process's part."""

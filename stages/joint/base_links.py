@@ -4,7 +4,8 @@ Nothing need be agreed. A chunk that a process links has the bytes that it would
 with the rest of the leaf. Each process looks for its own chunks in its own folder, so no two link one file.
 
 Links are made once the primary has made the place, after staging. Then it is too late to write a leaf after
-all, so what can be known of linking is tried before.
+all, so what can be known of linking is tried before. On local disks, and in keepers, each process has a place
+of its own, and makes them at once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from penstock.stages.reuse.incremental import (
     divided_by,
     link_files,
     linkable,
+    set_aside,
     unless_replaced,
 )
 
@@ -46,6 +48,9 @@ async def find_links(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leav
     async def look(base: str, identity: object) -> tuple[Leaves, SavePlan]:
         directory, found, files = await linkable(run, base, identity, leaves, plan)
         return await run.threads.run(_divided, run, identity, leaves, plan, directory, found, files)
+
+    if run.operation.is_local:
+        return await set_aside(run, leaves, plan)
 
     return await unless_replaced(run, look) or (leaves, plan)
 

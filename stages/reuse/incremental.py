@@ -35,7 +35,7 @@ from anyio import create_task_group
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
-from penstock.kernel.errors import CorruptCheckpointError, PenstockError, StorageError
+from penstock.kernel.errors import CorruptCheckpointError, KeeperLostError, PenstockError, StorageError
 from penstock.kernel.messages.save import Leaves, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.build_place import StateRead
@@ -101,6 +101,8 @@ def _broken_part(base: str, error: PenstockError) -> str | None:
     """Return the path in the base that is gone, damaged or cannot be read; None if the error is another."""
     if isinstance(error, CorruptCheckpointError | StorageError) and error.path.startswith(base):
         return error.path
+    if isinstance(error, KeeperLostError):  # which has the base, too
+        return base
 
     return None
 

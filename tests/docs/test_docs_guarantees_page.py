@@ -41,3 +41,28 @@ def test_programs_that_the_page_names_are_there() -> None:
 
     assert targets
     assert {target for target in targets if f"\n{target}:" not in MAKEFILE.read_text()} == set()
+
+
+CELL = re.compile(r"^\| ")
+NAMED = re.compile(r"^\[([\w-]+)\]: (\S+\.py) \"(test_\w+)\"$", re.MULTILINE)
+WITHOUT = {"all of it, as of all hosts"}
+"""Cells that say what follows from another one."""
+
+
+def tier_cells() -> list[str]:
+    """The cells of the table of what tiers lose, without the names of rows."""
+    (text,) = [text for text in PROMISES if text.startswith("A step that is kept in a tier\n")]
+    rows = [line.strip("|").split("|") for line in text.splitlines() if CELL.match(line)]
+    return [cell.strip() for row in rows[2:] for cell in row[1:]]
+
+
+def test_each_cell_of_the_table_of_tiers_names_a_test_that_exists() -> None:
+    named = {name: (path, test) for name, path, test in NAMED.findall(PAGE.read_text())}
+    cells = tier_cells()
+
+    assert len(cells) == 24
+    assert [cell for cell in cells if not re.search(r"\]\[[\w-]+\]", cell) and cell not in WITHOUT] == []
+    used = {name for cell in cells for name in re.findall(r"\]\[([\w-]+)\]", cell)}
+    assert used == set(named)
+    for path, test in named.values():
+        assert test in names_in((PAGE.parent / path).resolve())

@@ -18,7 +18,6 @@ from tests.steps.joint_steps import (
     killed,
     known,
     save,
-    state,
     steps,
 )
 
@@ -108,6 +107,25 @@ async def test_after_all_were_killed_the_step_is_found_wherever_it_is(
     await check_whole(root / "3", 3)
 
 
+async def test_what_was_in_keepers_alone_is_lost_with_them_and_an_older_step_is_found(
+    keepers: list[RunningKeeper], start: Start, tmp_path: Path
+) -> None:
+    """Also if one of them is left: its part alone is no step."""
+    root = tmp_path / "run"
+    async with opened(root, with_keepers(keepers)) as managers:
+        await finished(managers, 1)
+
+    await killed_when_kept(root, keepers, 2)
+    keepers[0].kill()
+    async with opened(root, with_keepers([start(), keepers[1]])) as managers:
+        assert known(managers) == [[1]] * COUNT
+        await check(managers, 1)
+        await finished(managers, 2)
+        await check(managers, 2)
+
+    await check_whole(root / "2", 2)
+
+
 async def test_one_process_alone_finds_what_several_have_left_on_its_host(
     start: Start, tmp_path: Path
 ) -> None:
@@ -121,7 +139,7 @@ async def test_one_process_alone_finds_what_several_have_left_on_its_host(
     assert held(keeper) == []
 
 
-async def test_a_lost_keeper_costs_the_job_one_save(
+async def test_a_keeper_that_is_lost_between_saves_costs_the_job_none(
     keepers: list[RunningKeeper], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tmp_path / "run"
@@ -129,21 +147,15 @@ async def test_a_lost_keeper_costs_the_job_one_save(
         await finished(managers, 1)
         await each(managers, lambda manager: manager.wait())
         keepers[1].kill()
+        await finished(managers, 2, 3)
+        assert known(managers) == [[1, 2, 3]] * COUNT
+        for step in (1, 2, 3):
+            await check(managers, step)
 
-        async def fail(manager: CheckpointManager) -> None:
-            with pytest.raises((StorageError, PeerFailedError)):  # noqa: PT012  # whichever hears of it when
-                future = await manager.save(2, state(2, managers.index(manager)))
-                assert future is not None
-                await future
-
-        await each(managers, fail)
-        await finished(managers, 3)
-        assert known(managers) == [[1, 3]] * COUNT
-        await check(managers, 3)
-        await check(managers, 1)
-
-    assert "step.tier_absent" in caplog.text
-    assert steps(root) == [1, 3]
+    assert "step.tier_failed" in caplog.text
+    assert held(keepers[0]) == [f"process/0/local{root}/1"], "what the others could not keep is removed"
+    for step in (1, 2, 3):
+        await check_whole(root / str(step), step)
 
 
 async def test_where_one_host_has_no_keeper_all_save_into_the_next_tier(
@@ -224,7 +236,7 @@ async def test_a_lost_host_costs_no_step_that_its_peer_has(
     await killed_with_peers(root, three_hosts, 2)
     peer = (lost + 1) % COUNT
     assert held(three_hosts[peer]) == sorted(
-        [f"process/{lost}/local{root}/2", *[f"process/{peer}/local{root}/{step}" for step in (1, 2)]]
+        [f"process/{index}/local{root}/{step}" for index in (lost, peer) for step in (1, 2)]
     )
     three_hosts[lost].kill()
     keepers = [keeper if index != lost else start() for index, keeper in enumerate(three_hosts)]
@@ -257,6 +269,36 @@ async def test_a_peer_that_does_not_answer_costs_nothing(
     assert [path for path in held(three_hosts[0]) if path.endswith("/2")] == [
         f"process/{index}/local{root}/2" for index in (0, 2)
     ]
+
+
+async def test_the_last_step_that_all_have_sent_stays_with_the_peers_until_all_have_sent_a_newer_one(
+    three_hosts: list[RunningKeeper], tmp_path: Path
+) -> None:
+    """A host that is lost meanwhile takes the parts of several processes with it."""
+    root = tmp_path / "run"
+    at_peer = f"process/2/local{root}/"  # of the last process, in the keeper of the first
+
+    def there() -> list[int]:
+        return sorted(int(path.removeprefix(at_peer)) for path in held(three_hosts[0]) if at_peer in path)
+
+    async with opened(root, with_keepers(three_hosts, tiers=Memory(peers=1))) as managers:
+
+        async def saved(step: int) -> None:
+            await finished(managers, step)
+            await each(managers, lambda manager: manager.wait())
+
+        await saved(1)
+        (copies,) = managers[1]._saves._peers.values()
+        token, copies._token = copies._token, b"of another job"
+        await saved(2)
+        assert there() == [1, 2]
+        await saved(3)
+        assert there() == [1, 3]
+        copies._token = token
+        await saved(4)
+        assert there() == [1, 4], "that all have sent it is known at the next one"
+        await saved(5)
+        assert there() == [4, 5]
 
 
 async def test_peers_on_one_host_are_none(

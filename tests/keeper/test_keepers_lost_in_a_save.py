@@ -154,20 +154,43 @@ async def test_all_saves_that_are_under_way_when_the_keeper_is_lost_are_fulfille
     assert_same(await penstock.restore(tmp_path / "run/3", verify=True), state(3))
 
 
+def in_memory() -> list[str]:
+    """Return the keepers' pages that this process has open or mapped."""
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    opened = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+    found = [*mapped, *[os.readlink(each) for each in opened if os.path.lexists(each)]]
+    return [each for each in found if "memfd:penstock" in each]
+
+
 async def test_memory_of_a_stranded_step_goes_when_it_has_arrived(
     relayed: Callable[[], tuple[RunningKeeper, Relay]], tmp_path: Path
 ) -> None:
     keeper, relay = relayed()
-
-    def in_memory() -> list[str]:
-        mapped = Path("/proc/self/maps").read_text().splitlines()
-        opened = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
-        found = [*mapped, *[os.readlink(each) for each in opened if os.path.lexists(each)]]
-        return [each for each in found if "memfd:penstock" in each]
-
     async with CheckpointManager(tmp_path / "run", tiers=Memory()) as manager:
         save = await staged(manager, 1)
         keeper.kill()
         relay.close()
         await save
         assert in_memory() == []
+
+
+async def test_a_stranded_step_is_kept_once_it_is_at_the_next_tier_whatever_becomes_of_the_root(
+    relayed: Callable[[], tuple[RunningKeeper, Relay]], tmp_path: Path, assert_same: AssertSame
+) -> None:
+    keeper, relay = relayed()
+    root, near = tmp_path / "run", tmp_path / "near"
+    async with CheckpointManager(root, tiers=[Memory(), Disk(near)]) as manager:
+        save = await staged(manager, 1)
+        keeper.kill()
+        relay.close()
+        root.rename(aside := tmp_path / "aside")
+        root.write_text("in the way")
+        await save.kept()
+        assert save.status == "kept"
+        assert in_memory() == [], "it is on the disk, and needs no memory any more"
+        root.unlink()
+        aside.rename(root)
+        report = await save
+
+    assert report.promoted_s[str(near)] <= report.kept_s < report.promoted_s[str(root)]
+    assert_same(await penstock.restore(root / "1", verify=True), state(1))

@@ -7,7 +7,7 @@ import pytest
 from penstock.config import TierOptions
 from penstock.errors import ConfigError, SpecError
 from penstock.steps import Memory
-from penstock.steps.peers import Peer, chosen_peers
+from penstock.steps.peers import Peer, chosen_peers, next_to_send
 
 
 def on(*hosts: str) -> dict[int, Peer]:
@@ -38,3 +38,19 @@ def test_a_number_of_peers_that_is_none_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="peers"):
         TierOptions(path="/nvme", peers=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "step", "whole"),
+    [
+        ([(1, None), (1, None)], 1, None),
+        ([(3, 2), (4, 2)], 3, 2),  # who has a newer one sends that afterwards
+        ([(3, 2), (3, None)], 3, None),  # one could not send it
+        ([(3, 2), (3, 1)], 3, None),
+        ([(7, 6)], 7, 6),
+    ],
+)
+def test_all_send_the_newest_step_that_waits_in_all(
+    said: list[tuple[int, int | None]], step: int, whole: int | None
+) -> None:
+    assert next_to_send(said) == (step, whole)

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 
 from anyio import Lock, sleep
 
@@ -48,6 +48,8 @@ _UNMARKED: Final = (
     "If nobody is about to complete it, `penstock gc --unmarked {}` removes it"
 )
 
+
+MayStrand: TypeAlias = Literal["never", "once begun", "always"]
 
 SEEN_AFTER_S: Final = (0.1, 0.3, 0.6, 1.0, 2.0, 4.0)
 """Between looks for what another process has made: a network's file system may show it some seconds later."""
@@ -113,7 +115,8 @@ class Workspace:
         file: The one file in the workspace that becomes the checkpoint; None if all of it does.
         joins: Whether another process of the job makes the place, publishes it and removes it. Then this one
             only writes there, once it has entered it; checking and discarding are left to the other one.
-        may_strand: Whether the caller brings the checkpoint elsewhere if it is whole, and its keeper is lost.
+        may_strand: From when on the caller brings the checkpoint elsewhere if its keeper is lost, once it is
+            whole: if it is lost while this is built, or even if it was before.
     """
 
     __slots__ = (
@@ -155,7 +158,7 @@ class Workspace:
         recognises: Callable[[str], bool] = lambda _: True,
         file: str | None = None,
         joins: bool = False,
-        may_strand: bool = False,
+        may_strand: MayStrand = "never",
     ) -> None:
         self.final = final
         self.temporary = final if joins else temporary
@@ -164,7 +167,8 @@ class Workspace:
         self.left_behind: StorageError | None = None  #: why something could not be removed from the place
         self.published = False  #: whether the checkpoint is visible under its own name
         self.stranded: str | None = None
-        """Why it is not: it is whole, but in memory of this process alone, as long as this workspace is."""
+        """Why that does not count: it is whole, but here or in another process of the job it is in memory of
+        the process alone, as long as its workspace is."""
         self._may_strand = may_strand
         self._beside = temporary
         self._store = store
@@ -236,7 +240,15 @@ class Workspace:
         """
         if self._joins:
             return
+        try:
+            self._check_now()
+        except KeeperLostError:
+            if self._may_strand != "always":
+                raise
 
+        self._is_checked = True
+
+    def _check_now(self) -> None:
         kind = self._store.kind(self.final)
         if self._beside != self.final:
             if kind is not None:
@@ -245,8 +257,6 @@ class Workspace:
             self._store.check_writable(self.final)
         elif kind != "directory":
             raise PathError(self.final, "is no directory to save into")
-
-        self._is_checked = True
 
     async def open(self, directory: str = "") -> None:
         """Make the place to build, and `directory` in it, unless that was done before.
@@ -324,8 +334,11 @@ class Workspace:
         self.release()
         self._is_ours = False
 
-    async def publish(self) -> None:
+    async def publish(self) -> str | None:
         """Make the checkpoint visible under its own path, in one step and durably.
+
+        Returns:
+            `stranded`: None, unless it was allowed to strand.
 
         Raises:
             DestinationExistsError: If another writer put something there meanwhile.
@@ -336,6 +349,7 @@ class Workspace:
                 allowed to strand, and did, that is no error.
         """
         await self._threads.run(self.publish_now)
+        return self.stranded
 
     async def discard(self) -> None:
         """Remove everything built and not published, unless another save is to go on with it."""
@@ -423,7 +437,7 @@ class Workspace:
                 try:
                     self.left_behind = remove_abandoned(store, place, set_aside=True)
                 except KeeperLostError:
-                    if not self._may_strand:  # else what was left is lost with it
+                    if self._may_strand == "never":  # else what was left is lost with it
                         raise
 
                 self._hold = directories.make_held(place)
@@ -453,7 +467,7 @@ class Workspace:
             older = self._publish(token)
         except KeeperLostError as lost:
             directories = store.directories
-            may_strand = self._may_strand and token.file is None
+            may_strand = self._may_strand != "never" and token.file is None
             if not may_strand or directories is None or store.kind(token.built) is None:
                 raise
 

@@ -204,7 +204,8 @@ class Engine:
             recognises=partial(layout.recognises, self.store),
             file=None if layout.places is None else layout.places.file_of(path),
             joins=not operation.publishes,
-            may_strand=goes_on and operation.is_alone,
+            # Alone, it would rather begin in the next place. Others of a job may be in the middle of it.
+            may_strand="never" if not goes_on else "once begun" if operation.is_alone else "always",
         )
 
         return SaveRun(

@@ -267,7 +267,7 @@ class SaveTask:
             self.promise.finish(report)
         else:
             self._is_handed_on = True
-            if run.workspace.published:
+            if run.workspace.stranded is None:
                 self._reach(Milestone.KEPT)
 
             onward.take(self.promise, report, run.workspace)

@@ -4,6 +4,10 @@ Once a step is kept, each process sends its part to a process on another host, w
 keeper: into the directory that the sender has in its keeper. There the next job finds it as it finds any part
 that its process does not need (`joint_tiers`).
 
+All send the same step, and then the next one: a host that is lost takes the parts of several processes with
+it, and what is left of them must be of one step. So the newest step that all have sent stays with the peers
+until all have sent a newer one.
+
 It goes over TCP, as it is: not encrypted, but only between processes of one job. Both sides prove that they
 know a token that the first process drew, and that all got by the coordination service. Who sends names a
 process and a step, never a path, and so writes nowhere but in its own directory. Nobody listens unless a tier
@@ -12,7 +16,7 @@ asks for peers.
 
 from __future__ import annotations
 
-__all__ = ("PeerCopies", "chosen_peers")
+__all__ = ("PeerCopies", "chosen_peers", "next_to_send")
 
 import hmac
 import json
@@ -21,8 +25,8 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast, final
@@ -39,6 +43,7 @@ from anyio import (
     create_tcp_listener,
     fail_after,
     move_on_after,
+    sleep,
 )
 from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -49,7 +54,7 @@ from penstock.handlers.stores.publishing.paths import OF_PROCESSES, inside_of_pr
 from penstock.handlers.stores.publishing.reading import reading
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import CoordinationError, PenstockError
+from penstock.kernel.errors import CoordinationError, PeerError, PenstockError
 from penstock.kernel.protocols.coordinator import Operation
 from penstock.steps import step_directory as on_disk
 from penstock.steps.step_names import NameFormat
@@ -59,6 +64,7 @@ _HEADER_BYTES: Final = 2**24  # names and lengths of the files of a part
 _BLOCK: Final = 2**20
 _IDLE_S: Final = 60.0
 """A peer that takes or sends nothing for so long is given up."""
+_AGAIN_S: Final = 1.0
 _ANSWER_BYTES: Final = 4096
 _KEPT: Final = b"kept"
 _WORKERS: Final = 2
@@ -117,15 +123,17 @@ class PeerCopies:
     _token: bytes = b""
     _waiting: int | None = None  # of the steps that wait, the newest alone stays
     _is_busy: bool = False
+    _sent: int | None = None  # the last one, if each of its peers has it
+    _whole: int | None = None  # the last one that all processes have sent
     _asked: Event = field(default_factory=Event)
     _changed: Event = field(default_factory=Event)
 
     @asynccontextmanager
-    async def live(self, operation: Operation, tasks: TaskGroup) -> AsyncGenerator[None]:
+    async def live(self, operation: Callable[[], Operation], tasks: TaskGroup) -> AsyncGenerator[None]:
         """Find the others, and listen to them, until the block is left.
 
         Args:
-            operation: Not joined yet. All processes come, or all raise.
+            operation: Returns one that is not joined yet. All processes come, or all raise.
             tasks: Ends with the manager.
 
         Raises:
@@ -136,7 +144,7 @@ class PeerCopies:
             sockets = cast("Sequence[SocketListener]", listener.listeners)
             port = int(sockets[0].extra(SocketAttribute.local_port))
             here = Peer(self.host, await self._threads.run(_own_address), port)
-            await self._meet(operation, here)
+            await self._meet(operation(), here)
             n_others = len(self._targets)
             if n_others < self.count:
                 self.engine.events.warning("step.peers_missing", wanted=self.count, hosts=n_others)
@@ -151,7 +159,7 @@ class PeerCopies:
                     over.set()
 
             tasks.start_soon(serve)
-            tasks.start_soon(self._run)
+            tasks.start_soon(self._run, operation)
             try:
                 yield
             finally:
@@ -160,29 +168,16 @@ class PeerCopies:
                     await over.wait()
 
     async def _meet(self, operation: Operation, here: Peer) -> None:
-        def combined(parts: Mapping[int, bytes]) -> bytes:
-            peers = {index: json.loads(part) for index, part in parts.items()}
-            return json.dumps([secrets.token_hex(32), peers]).encode()
+        def all_of(parts: Mapping[int, Any]) -> object:
+            return secrets.token_hex(32), parts
 
-        async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
-            return "", b""
-
-        told = b""
-        async with operation.running():
-            operation.at("open")
-            await operation.agree(b"peers", list, begin)
-            own = json.dumps([here.host, here.address, here.port]).encode()
-            told = await operation.combine(own, combined)
-
-        try:
-            token, peers = json.loads(told)
+        with _reading():
+            token, peers = await _combined(operation, (here.host, here.address, here.port), all_of)
             self._peers = {
                 int(index): Peer(str(host), str(address), int(port))
                 for index, (host, address, port) in peers.items()
             }
             self._token = bytes.fromhex(token)
-        except (ValueError, TypeError) as error:
-            raise CoordinationError(f"what process 0 says of the others cannot be read: {error}") from error
 
     @property
     def _index(self) -> int:
@@ -202,32 +197,53 @@ class PeerCopies:
         while self._is_busy or self._waiting is not None:
             await self._changed.wait()
 
-    async def _run(self) -> None:
+    async def _run(self, operation: Callable[[], Operation]) -> None:
         while True:
-            await self._asked.wait()
-            self._asked = Event()
-            step, self._waiting = self._waiting, None
-            if step is None:
-                continue
+            if self._waiting is None:
+                self._asked = Event()
+                await self._asked.wait()
 
             self._is_busy = True
             try:
-                for index in self._targets:
-                    await self._send_logged(step, index)
+                await self._send_next(operation())
+            except (PeerError, CoordinationError) as error:
+                self.engine.events.warning(
+                    "step.peer_failed", step=self._waiting, peer=None, error=repr(error)
+                )
+                await sleep(_AGAIN_S)  # one of the job is ending, or will be back
             finally:
                 self._is_busy = False
                 self._changed.set()
                 self._changed = Event()
 
-    async def _send_logged(self, step: int, index: int) -> None:
+    async def _send_next(self, operation: Operation) -> None:
+        """Send the newest step that waits in all processes to each peer of this one."""
+
+        def choose(parts: Mapping[int, Any]) -> object:
+            return next_to_send(list(parts.values()))
+
+        with _reading():
+            step, whole = await _combined(operation, (self._waiting, self._sent), choose)
+            step = int(step)
+            self._whole = self._whole if whole is None else int(whole)
+
+        if self._waiting == step:
+            self._waiting = None
+
+        kept = [await self._send_logged(step, index) for index in self._targets]
+        self._sent = step if all(kept) else None
+
+    async def _send_logged(self, step: int, index: int) -> bool:
         began = time.perf_counter()
         try:
             nbytes = await self._send(step, index)
         except (*_LOST, PenstockError) as error:
             self.engine.events.warning("step.peer_failed", step=step, peer=index, error=repr(error))
-        else:
-            seconds = time.perf_counter() - began
-            self.engine.events.info("step.peer_kept", step=step, peer=index, nbytes=nbytes, seconds=seconds)
+            return False
+
+        seconds = time.perf_counter() - began
+        self.engine.events.info("step.peer_kept", step=step, peer=index, nbytes=nbytes, seconds=seconds)
+        return True
 
     async def _send(self, step: int, index: int) -> int:
         """Send a step to a process; return its bytes once it is in its keeper."""
@@ -241,8 +257,8 @@ class PeerCopies:
             async with stream:
                 received = BufferedByteReceiveStream(stream)
                 await self._prove(stream, received)
-                header = msgpack.packb({"process": self._index, "step": step, "files": lengths})
-                await _send_frame(stream, header)
+                header = {"process": self._index, "step": step, "files": lengths, "whole": self._whole}
+                await _send_frame(stream, msgpack.packb(header))
                 lease = await self.engine.memory.acquire(min(_BLOCK, self.engine.memory.limit))
                 try:
                     buffer = memoryview(bytearray(lease.nbytes))
@@ -302,22 +318,30 @@ class PeerCopies:
                 with move_on_after(1.0), suppress(*_LOST):
                     await _send_frame(stream, repr(error).encode()[:_ANSWER_BYTES])
 
-    def _read_header(self, data: bytes) -> tuple[int, int, Mapping[str, int]]:
-        """Return the process that sends, the step, and the lengths of its files by name."""
+    def _read_header(self, data: bytes) -> tuple[int, int, Mapping[str, int], int | None]:
+        """Return the process that sends, the step, the lengths of its files by name, and which step stays."""
         told: Any = msgpack.unpackb(data)
-        process, step = int(told["process"]), int(told["step"])
+        process, step, whole = int(told["process"]), int(told["step"]), told["whole"]
         files = {str(name): int(nbytes) for name, nbytes in told["files"].items()}
         if process not in self._peers or process == self._index:
             raise ValueError(f"{process} is no other process of this job")
         for name in files:
             check_inside("what a peer sends", name)
 
-        return process, step, files
+        return process, step, files, None if whole is None else int(whole)
 
     async def _keep(
-        self, received: BufferedByteReceiveStream, process: int, step: int, files: Mapping[str, int]
+        self,
+        received: BufferedByteReceiveStream,
+        process: int,
+        step: int,
+        files: Mapping[str, int],
+        whole: int | None,
     ) -> None:
-        """Put what comes into this host's keeper, as the step of another process; remove its earlier ones."""
+        """Put what comes into this host's keeper, as the step of another process.
+
+        Of its earlier ones, the one stays that all processes have sent; if it is not known, the last.
+        """
         store, run = self.engine.store, self._threads.run
         place = f"{OF_PROCESSES}/{process}/{inside_of_process(self.path)}"
         path = f"{place}/{self.names.name(step)}"
@@ -338,7 +362,7 @@ class PeerCopies:
         finally:
             build.release()
 
-        await run(self._tidy, place, path)
+        await run(self._tidy, place, step, whole)
 
     async def _keep_file(
         self, received: BufferedByteReceiveStream, build: Workspace, name: str, nbytes: int
@@ -363,17 +387,55 @@ class PeerCopies:
         finally:
             await run(file.close)
 
-    def _tidy(self, place: str, path: str) -> None:
-        """Remove the earlier steps of a process, and let the keeper end without the copy. Blocking."""
+    def _tidy(self, place: str, came: int, whole: int | None) -> None:
+        """Remove steps of a process that are of no use, and let the keeper end without the copy. Blocking."""
         from penstock.handlers.stores.keeper.keeper_store import KeeperStore  # only a tier in memory is here
 
         store = self.engine.store
         assert isinstance(store, KeeperStore), "a tier in memory is in a keeper"
-        store.note_elsewhere(path)
-        for name in on_disk.list_root(store, place):
-            step = self.names.step(name)
-            if step is not None and f"{place}/{name}" != path:
-                on_disk.delete_step(store, place, name, None)
+        store.note_elsewhere(f"{place}/{self.names.name(came)}")
+        found = {self.names.step(name): name for name in on_disk.list_root(store, place)}
+        there = [step for step in found if step is not None]
+        earlier = max([step for step in there if step != came], default=came) if whole is None else whole
+        for step in there:
+            if step not in {came, earlier}:
+                on_disk.delete_step(store, place, found[step], None)
+
+
+def next_to_send(said: Sequence[tuple[int, int | None]]) -> tuple[int, int | None]:
+    """Return which step all send next, and which one all have sent last, if they have. Pure.
+
+    Args:
+        said: Of each process the newest step that waits, and the one that all its peers have got last.
+    """
+    sent = {last for _, last in said}
+    return min([waiting for waiting, _ in said]), sent.pop() if len(sent) == 1 else None
+
+
+async def _combined(operation: Operation, own: object, combine: Callable[[Mapping[int, Any]], object]) -> Any:
+    """Return what the primary makes of what all processes say, in JSON; see `Operation.combine`."""
+
+    def combined(parts: Mapping[int, bytes]) -> bytes:
+        return json.dumps(combine({index: json.loads(part) for index, part in parts.items()})).encode()
+
+    async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
+        return "", b""
+
+    told = b""
+    async with operation.running():
+        operation.at("peers")
+        await operation.agree(b"peers", list, begin)
+        told = await operation.combine(json.dumps(own).encode(), combined)
+
+    return json.loads(told)
+
+
+@contextmanager
+def _reading() -> Generator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise CoordinationError(f"what another process says of peers cannot be read: {error}") from error
 
 
 def _own_address() -> str:

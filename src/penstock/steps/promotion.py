@@ -191,6 +191,18 @@ class Level:
                     with suppress(StorageError):
                         hold.release()
 
+    async def clear(self, step: int) -> None:
+        """Remove the part of a step that is no step here, as another process could not keep its own."""
+        store, path = self.engine.store, self.catalogue.path(step)
+
+        def remove() -> None:
+            if store.kind(path) is not None:
+                delete_step(store, *os.path.split(path), None)
+
+        if step not in self.catalogue:
+            with suppress(StorageError):  # in the keeper that is lost; else the next manager removes it
+                await self.opened.threads.run(remove)
+
     async def name_tiers(self, record: TierRecord) -> None:
         """Write down in the root which tiers its run has, for those who look at the root alone."""
 
@@ -409,9 +421,9 @@ class Promotions:
             to: The levels, the nearest first; not empty.
             promise: Of the save.
             report: Of the save into the nearest level.
-            build: Where it was built; if it is not published, it is there alone.
+            build: Where it was built; if it is stranded, it is there alone, in one process or all.
         """
-        since, origin = time.perf_counter() - report.durable_s, None if build.published else at
+        since, origin = time.perf_counter() - report.durable_s, None if build.stranded is None else at
         promoting = Promoting(step, list(to), promise, report, since, build, origin)
         loop = LoopHandle()
         promise.cancel = lambda: loop.post(partial(self._cancel, promoting))
@@ -660,6 +672,9 @@ class _Promoter:
 
     async def _chosen(self) -> tuple[int, int | None]:
         step = max(self._waiting)
+        promoting = self._waiting[step]
+        if promoting.stranded_from is not None:
+            return step, self._nearer.index(promoting.stranded_from)
         if step in self._level.catalogue and await self.is_same(step):
             return step, None
 
@@ -823,6 +838,7 @@ class _Promoter:
         step, path = promoting.step, self.path_of(promoting.step)
         overtaken = [one for one in self._superseded if one.step <= step]
         self._superseded = [one for one in self._superseded if one.step > step]
+        stranded = {one.step: one.stranded_from for one in (promoting, *overtaken)}
         promoting.arrive(self._level.path)
         self._pass_on(promoting)
         for one in overtaken:
@@ -834,6 +850,10 @@ class _Promoter:
                 await level.note_elsewhere(step)
             if self._is_joint or step in level.catalogue:  # all processes decide about the same
                 await self._after(level, step)
+
+        for number, origin in stranded.items():
+            if self._is_joint and origin is not None:
+                await origin.clear(number)
 
     async def settle(self, step: int | None = None) -> None:
         """See `Promotions.settle`, and `Promotions.bring` for one step."""

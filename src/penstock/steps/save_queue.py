@@ -264,7 +264,7 @@ class StepSaves:
                 from penstock.steps.peers import PeerCopies  # few jobs need them
 
                 copies = PeerCopies(level.engine, level.path, level.names, level.host, level.tier.peers)
-                await opened.enter_async_context(copies.live(self._operation("peers"), tasks))
+                await opened.enter_async_context(copies.live(partial(self._operation, "peers"), tasks))
                 self._peers[level] = copies
 
     async def _settle_peers(self) -> None:
@@ -460,7 +460,7 @@ class StepSaves:
             take = partial(self._hand_on, step, pending, level, further)
             onward = Onward(further[-1].catalogue.path(step), take) if further else None
             try:
-                await self._free(step, level)
+                await self._free(step, level, may_strand=bool(further))
                 future = await self._save_with_room(level, step, items, replace(request, path=path), onward)
             except StorageError as error:
                 if not further or self._engine.is_joint:  # the others have heard of it, and fail, too
@@ -492,12 +492,18 @@ class StepSaves:
 
         self._promotions.take(step, level, to, promise, report, build)
 
-    async def _free(self, step: int, level: Level) -> None:
-        """Hold a level, and return when no deletion at the path of a step is under way there."""
+    async def _free(self, step: int, level: Level, *, may_strand: bool) -> None:
+        """Hold a level, and return when no deletion at the path of a step is under way there.
+
+        A process of a job whose keeper is lost goes on without: the others may have begun to save there.
+        """
         try:
             await level.opened.root.hold()
             await level.retention.forget(step)
         except Exception as error:
+            if may_strand and self._engine.is_joint and isinstance(error, KeeperLostError):
+                return
+
             await self._refuse(step, error, level)
             raise
 
