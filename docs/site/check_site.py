@@ -31,6 +31,7 @@ WANTED = {
     "explanation/memory.html": "memory oom",
     "explanation/staged-and-durable.html": "async donate",
     "howto/choose-a-format.html": "compression zstd",
+    "howto/choose-intervals.html": "daly mtbf interval",
     "howto/configure.html": "configure toml",
     "howto/convert-and-verify.html": "convert export",
     "howto/find-the-bottleneck.html": "slow bottleneck performance",

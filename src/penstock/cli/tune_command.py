@@ -1,4 +1,7 @@
-"""`penstock tune`: measures a store with real saves and restores, and writes the profile that is faster."""
+"""`penstock tune`: measures a store with real saves and restores, and writes the profile that is faster.
+
+With `--failures` it measures nothing, and says how often to save.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from typing import Any, Final
 
 import anyio
 
+from penstock.cli.job_failures import configure_failures, is_about_failures, run_failures
 from penstock.cli.terminal import CommandError, Output, format_bytes
 from penstock.config.config import Config, profiles_in
 from penstock.config.files import FoundFile
@@ -47,7 +51,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "the figures of all that was tried, and why it was rejected. What is saved there is removed. Arrays "
         "are in host memory: staging from a device is not measured."
     )
-    parser.add_argument("path", metavar="PATH", help="an existing directory on the store, or a bucket's URL")
+    parser.add_argument(
+        "path", metavar="PATH", nargs="?",
+        help="an existing directory on the store, or a bucket's URL; with --failures, a run",
+    )  # fmt: skip
     parser.add_argument(
         "--like", metavar="RUN/STEP", help="a checkpoint of yours to save; codecs are tried, too"
     )
@@ -65,14 +72,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the file to write, or to add the profile to (%(default)s)",
     )  # fmt: skip
     parser.add_argument("--picture", metavar="FILE.svg", help="write a picture of the figures there, too")
+    configure_failures(parser)
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    """Measure, and write the profile.
+    """Measure, and write the profile; or say how often to save.
 
     Raises:
         CommandError: If an argument does not fit, or the file has the profile already.
     """
+    if is_about_failures(options):
+        return run_failures(options, output)
+
     output_path = Path(options.output)
     _check(options, output_path)
     tuned, about = anyio.run(partial(_tune, options, output))
@@ -88,6 +99,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _check(options: argparse.Namespace, file: Path) -> None:
+    if options.path is None:
+        raise CommandError("name a directory on the store that is to be measured; or --failures")
     if not _is_bucket(options.path) and not os.path.isdir(options.path):
         raise CommandError(f"{options.path!r} is no directory")
     if not _NAME.fullmatch(options.profile):

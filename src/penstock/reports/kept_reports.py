@@ -28,6 +28,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast, final
 
 import msgspec
@@ -109,6 +110,7 @@ class KeptReport(msgspec.Struct, frozen=True, omit_defaults=True):
     ended_at: _Date  #: wall clock, seconds since the epoch
     seconds: float  #: from the call until it was durable; of a restore, from the first to the last work
     kind: Literal["save", "restore"] = "save"
+    tier: str = "root"  #: of a run, that it was saved into or restored from, as `memory`; `seconds` are its
     staged_s: float | None = None  #: from the call until the state might change; None of a restore
     n_leaves: int = 0
     nbytes: int = 0  #: array bytes
@@ -135,6 +137,8 @@ class KeptEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     and `deletion failed`."""
     name: str = ""  #: of the checkpoint, if it is about one
     text: str = ""
+    tier: str = ""  #: that a step was `promoted` to
+    lag_s: float | None = None  #: from the beginning of its save until it was there, if that is known
 
 
 @final
@@ -186,6 +190,7 @@ class ReportKeeper:
         "_interval_s",
         "_keeps_anywhere",
         "_known",
+        "_labels",
         "_memory",
         "_metrics",
         "_most",
@@ -215,6 +220,7 @@ class ReportKeeper:
         self._events = events
         self._interval_s, self._flush_s = interval_s, flush_s
         self._roots: dict[str, str] = {}  # a directory of steps: the one that keeps its reports
+        self._labels: dict[str, str] = {}  # of tiers, by their directories
         self._metrics: dict[str, dict[str, float | None]] = {}  # of saves to come, by path
         self._noted: dict[str, deque[MakeKept]] = {}  # not written yet, by directory
         self._due: set[str] = set()  # directories in which something else than opening and closing happened
@@ -223,16 +229,24 @@ class ReportKeeper:
         self._under_way: CancelScope | None = None
         self._failed = self._hangs = False
 
-    def keep_below(self, root: str, tiers: Iterable[str] = ()) -> None:
-        """Keep what happens to the steps in a directory of steps, and in its tiers, in that directory."""
+    def keep_below(self, root: str, tiers: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Keep what happens to the steps in a directory of steps, and in its tiers, in that directory.
+
+        Args:
+            root: The directory.
+            tiers: The label of each of its tiers, by its directory.
+        """
         self._roots |= dict.fromkeys((root, *tiers), root)
+        self._labels |= tiers
 
     def promoted(self, promotion: Promotion, /) -> None:
         """Note a step that has come to a tier, or to the root."""
         folder, name = self._place("save", promotion.path)
         if folder is not None:
             lag = "" if promotion.lag_s is None else f", {promotion.lag_s:.3f} s after its save began"
-            self.note(folder, "promoted", name, f"to {promotion.tier} in {promotion.seconds:.3f} s{lag}")
+            tier = self._labels.get(os.path.dirname(promotion.path), promotion.tier)
+            text = f"to {tier} in {promotion.seconds:.3f} s{lag}"
+            self._note(folder, KeptEvent(time.time(), "promoted", name, text, tier, promotion.lag_s))
 
     def note_metrics(self, path: str, metrics: Mapping[str, Any] | None) -> None:
         """Note the metrics of a step that is about to be saved: they outlive it in its report."""
@@ -244,10 +258,12 @@ class ReportKeeper:
 
     def note(self, root: str, what: str, name: str = "", text: str = "") -> None:
         """Note an event in a directory of steps whose reports are kept; in a tier of one, nothing."""
+        self._note(root, KeptEvent(time.time(), what, name, _short(text)))
+
+    def _note(self, root: str, event: KeptEvent) -> None:
         if self._roots.get(root) == root:
-            event = KeptEvent(time.time(), what, name, _short(text))
             # A manager that only looks, and saves nothing, leaves no file.
-            self._add(root, partial(_kept_event, event), is_due=what not in ("opened", "closed"))
+            self._add(root, partial(_kept_event, event), is_due=event.what not in ("opened", "closed"))
 
     @contextmanager
     def observing(self, kind: str, path: str) -> Generator[Callable[[StageReport], object]]:
@@ -260,7 +276,7 @@ class ReportKeeper:
         metrics = self._metrics.pop(os.path.join(folder, name), {}) if kind == "save" else {}
         with self._memory.watching_peak() as peak:
             try:
-                yield lambda report: self._take(folder, name, report, peak, metrics)
+                yield lambda report: self._take(folder, name, self._tier_of(path), report, peak, metrics)
             except get_cancelled_exc_class():
                 self.note(folder, f"{kind} cancelled", name)
                 raise
@@ -320,12 +336,22 @@ class ReportKeeper:
         # What is restored from elsewhere may be anybody's: nothing is written there.
         return (folder, name) if self._keeps_anywhere and kind == "save" else (None, "")
 
+    def _tier_of(self, path: str) -> str:
+        """Return the label of the tier that a checkpoint is in, or a step that has it as an item."""
+        folder = os.path.dirname(path)
+        return self._labels.get(folder) or self._labels.get(os.path.dirname(folder), "root")
+
     def _take(
-        self, folder: str, name: str, report: StageReport, peak: Peak, metrics: dict[str, float | None]
+        self,
+        folder: str,
+        name: str,
+        tier: str,
+        report: StageReport,
+        peak: Peak,
+        metrics: dict[str, float | None],
     ) -> None:
-        self._add(
-            folder, partial(_kept, report, name, time.time(), self._memory.statistics(), peak.nbytes, metrics)
-        )
+        budget = self._memory.statistics()
+        self._add(folder, partial(_kept, report, name, tier, time.time(), budget, peak.nbytes, metrics))
 
     def _add(self, folder: str, make: MakeKept, *, is_due: bool = True) -> None:
         if self._writes:
@@ -423,6 +449,7 @@ def _add(store: Store, folder: str, known: Kept | None, noted: Iterable[MakeKept
 def _kept(
     report: StageReport,
     name: str,
+    tier: str,
     ended_at: float,
     budget: RegulatorStatistics,
     peak_bytes: int,
@@ -437,6 +464,7 @@ def _kept(
         ended_at,
         _rounded(wall_s(report.stages)),
         "restore",
+        tier,
         n_leaves=report.n_leaves,
         nbytes=report.nbytes,
         bottleneck="" if found is None else found.stage.name,

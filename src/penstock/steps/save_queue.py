@@ -51,7 +51,7 @@ from penstock.steps.save_policies import SavePolicy, as_save_policy
 from penstock.steps.step_contents import step_items
 from penstock.steps.step_metrics import RankedMetrics, best_step
 from penstock.steps.step_names import NameFormat, StepNames
-from penstock.steps.tier_record import TierRecord
+from penstock.steps.tier_record import TierRecord, labels_of
 from penstock.steps.tiers import Memory, Tier, path_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class StepSaves:
             raise SpecError("what all processes see cannot come before what each has on a disk of its own")
 
         if options.writes:
-            self._keeper.keep_below(root, [level.path for level in self.levels])
+            self._keeper.keep_below(root, labels_of([level.path for level in self.levels[:-1]]))
 
         self._promotions = Promotions(self.levels, self._delete_what_goes)
         self.held = HeldSteps(self.levels)  #: the steps of all of them

@@ -11,6 +11,7 @@ __all__ = (
     "TierRecord",
     "find_checkpoint",
     "kind_of",
+    "labels_of",
     "levels_of",
     "read_record",
     "record_of_root",
@@ -21,7 +22,7 @@ __all__ = (
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import final
@@ -114,6 +115,17 @@ def kind_of(tier: str) -> str:
     return {"keeper": "memory", None: "disk"}.get(scheme, scheme or "")
 
 
+def labels_of(tiers: Iterable[str]) -> dict[str, str]:
+    """Return the labels of tiers by their directories: the kind of each, the second of a kind as `disk2`."""
+    found: dict[str, str] = {}
+    for tier in tiers:
+        kind = kind_of(tier)
+        number = sum([kind_of(other) == kind for other in found]) + 1
+        found[tier] = kind if number == 1 else f"{kind}{number}"
+
+    return found
+
+
 def record_of_root(store: Store, path: str) -> TierRecord | None:
     """Return the record of the root at `path`; None if it has no tiers, or cannot say. Blocking."""
     with suppress(StorageError):
@@ -137,14 +149,7 @@ def levels_of(store: Store, path: str) -> Sequence[SeenLevel]:
     if record is None:
         return (root,)
 
-    labels: dict[str, int] = {}
-    levels: list[SeenLevel] = []
-    for tier in record.tiers:
-        kind = kind_of(tier)
-        labels[kind] = labels.get(kind, 0) + 1
-        label = kind if labels[kind] == 1 else f"{kind}{labels[kind]}"
-        levels.append(_level(label, tier, record))
-
+    levels = [_level(label, tier, record) for tier, label in labels_of(record.tiers).items()]
     return (*levels, root)
 
 
