@@ -7,6 +7,7 @@ __all__ = (
     "TABLES",
     "SourcedValue",
     "Table",
+    "environment_of",
     "environment_table",
     "fit",
     "fit_fields",
@@ -362,6 +363,27 @@ def environment_table(environ: Mapping[str, str], section: str = "") -> Table:
         table = merged(table, layer)
 
     return table
+
+
+def environment_of(options: Any, section: str) -> dict[str, str]:
+    """Return the variables by which another process gets the same options.
+
+    Those that are None are left out, since no text stands for that.
+
+    Args:
+        options: An instance of a dataclass of options.
+        section: Its name.
+    """
+    found: dict[str, str] = {}
+    for each in dataclasses.fields(options):
+        value = getattr(options, each.name)
+        name = _dotted(section, each.name)
+        if dataclasses.is_dataclass(value):
+            found |= environment_of(value, name)
+        elif isinstance(value, str | int | float):
+            found[_variable(name)] = str(value).lower() if isinstance(value, bool) else str(value)
+
+    return found
 
 
 def merged(below: Table, above: Table) -> Table:

@@ -24,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.handlers import LocalStore
 from penstock.kernel import Milestone
+from penstock.steps import Disk
 from penstock.testing import FaultyStore, Hang
 
 AssertSame = Callable[[Any, Any], None]
@@ -36,6 +37,32 @@ def store() -> FaultyStore:
 
 def tree(fill: int = 1) -> dict[str, Any]:
     return {"device": jnp.full(100, fill), "host": np.full(100, fill), "step": fill}
+
+
+def test_a_thread_waits_until_a_step_is_kept_and_no_longer(tmp_path: Path, store: FaultyStore) -> None:
+    root = str(tmp_path / "run")
+    with penstock.sync.CheckpointManager(root, tiers=Disk(tmp_path / "near"), store=store) as manager:
+        hang = store.hang_on("create_long_file")  # of the root: the copy of what is kept
+        save = manager.save(1, tree())
+        assert save is not None
+        save.block_until_kept(timeout=60)
+        assert (save.status, save.done) == ("kept", False)
+        with pytest.raises(TimeoutError, match=r"is kept after 0\.0 s"):
+            save.result(timeout=0.0)
+
+        hang.release()
+        assert save.result(timeout=60).path == f"{root}/1"
+        save.block_until_kept()  # it is over
+
+
+def test_a_save_that_fails_before_it_is_kept_says_so_to_who_waits_for_that(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    store.fail_on("publish")
+    with penstock.sync.Checkpointer(store=store) as checkpointer:
+        save = checkpointer.save(tmp_path / "a", tree())
+        with pytest.raises(StorageError):
+            save.block_until_kept(timeout=60)
 
 
 def test_each_blocking_function_does_its_operation_in_one_call(

@@ -14,6 +14,7 @@ __all__ = (
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
@@ -22,6 +23,7 @@ from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.config.config import Config
 from penstock.event_loop.imports import import_beside_the_loop
 from penstock.handlers.stores.publishing.paths import path_to_save_to
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.pipeline.failures import forget_on_error, short_traceback
 from penstock.steps.manager import NEEDED_TO_MANAGE
 
@@ -138,6 +140,8 @@ async def restore(
 ) -> Any:
     """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
+    Where the run has tiers, a step is read from the nearest that has it.
+
     Takes, raises and does on cancellation what `Checkpointer.restore` does, where each argument is
     described; and `observers` as `Checkpointer` does.
     """
@@ -165,6 +169,7 @@ async def restore(
             on_unexpected=on_unexpected,
         )
         call = RestoreCall(options, pipeline, on_report, progress)
+        path = await _nearest(path, checkpointer)
         begin = checkpointer.operations.restore(path, like, call, as_type)
         del like  # a failure keeps nothing that the caller gave
         with forget_on_error():
@@ -204,6 +209,7 @@ async def restore_items(
         Stops reading and gives back every byte.
     """
     async with Checkpointer(observers=observers) as checkpointer:
+        path = await _nearest(path, checkpointer)
         return await checkpointer.restore_items(path, like=like, items=items, mmap=mmap, progress=progress)
 
 
@@ -215,7 +221,7 @@ async def metadata(path: Path, *, item: str | None = None) -> CheckpointMetadata
         PenstockError: What `Checkpointer.metadata` raises.
     """
     async with Checkpointer() as checkpointer:
-        return await checkpointer.metadata(path, item=item)
+        return await checkpointer.metadata(await _nearest(path, checkpointer), item=item)
 
 
 @short_traceback
@@ -254,6 +260,15 @@ async def warm_up() -> None:
         Delivered once the imports are done.
     """
     await import_beside_the_loop(_import_everything, Config.load(None).loop)
+
+
+async def _nearest(path: Path, checkpointer: Checkpointer) -> str:
+    """Return the path of the checkpoint that is meant; a step of a run with tiers may be in a tier alone."""
+    tiers = "penstock.steps.tier_record"
+    await import_beside_the_loop(partial(import_module, tiers), checkpointer.config.loop)
+    from penstock.steps.tier_record import nearest_checkpoint
+
+    return await Threads(1).run(nearest_checkpoint, path)
 
 
 def _import_everything() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.keeper.conftest import RunningKeeper, Start
+from tests.object_server import BUCKET, CREDENTIALS, object_server
 
 import penstock
 from penstock.errors import SpecError
@@ -87,10 +89,12 @@ anyio.run(train, sys.argv[1])
 """
 
 
-def killed_after(n_kept: int, root: Path) -> int:
+def killed_after(
+    n_kept: int, *arguments: Path | str, script: str = TRAINING, environ: Mapping[str, str] = os.environ
+) -> int:
     """Train until so many steps were kept, and kill the training; return the last that it called kept."""
-    command = [sys.executable, "-c", TRAINING, str(root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as training:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as training:
         assert training.stdout is not None
         kept = next(step for line in training.stdout if (step := int(line)) == n_kept)
         training.kill()
@@ -124,6 +128,40 @@ async def test_a_keeper_finishes_the_saves_of_a_killed_training(
         latest = manager.latest_step()
         assert latest in (kept, kept + 1)
         assert_same(await manager.restore(), state(latest))
+
+
+TO_A_BUCKET = """
+import anyio, sys
+import numpy as np
+from penstock import Config
+from penstock.steps import CheckpointManager, Memory
+
+async def train(root, endpoint):
+    config = Config.load(arguments={"store": {"s3": {"endpoint": endpoint}}})
+    async with CheckpointManager(root, tiers=Memory(keep=2), config=config) as manager:
+        for step in range(1, 1000):
+            await (await manager.save(step, {"n": step, "w": np.full(1000, step)})).kept()
+            print(step, flush=True)
+
+anyio.run(train, *sys.argv[1:])
+"""
+
+
+async def test_saves_are_finished_with_the_options_and_the_environment_of_the_training(
+    keeper: RunningKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"s3://{BUCKET}/run"
+    with object_server() as server:  # which neither the keeper's environment nor a file knows
+        environ = {**os.environ, **CREDENTIALS}
+        kept = killed_after(3, root, server.endpoint, script=TO_A_BUCKET, environ=environ)
+
+        for name, value in {**CREDENTIALS, "PENSTOCK_STORE__S3__ENDPOINT": server.endpoint}.items():
+            monkeypatch.setenv(name, value)
+        async for step in penstock.watch(root, timeout_s=100, interval_s=0.2):
+            if step >= kept:
+                break
+
+        assert (await penstock.restore(f"{root}/{step}"))["n"] == step >= kept
 
 
 async def test_a_new_training_is_not_kept_out_by_what_finishes_the_last_one(

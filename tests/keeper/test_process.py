@@ -16,6 +16,7 @@ import anyio
 import pytest
 from tests.keeper.conftest import Start
 
+from penstock.cli import main as penstock_command
 from penstock.errors import KeeperLostError, StorageError
 from penstock.handlers.stores.keeper.keeper_store import KeeperStore
 from penstock.handlers.stores.keeper.messages import check_folder, default_socket
@@ -107,6 +108,26 @@ def test_it_stays_while_it_holds_what_no_other_tier_has(start: Start) -> None:
     store.note_elsewhere("/run/2")
     store.close()
     keeper.process.wait(60)
+
+
+def test_doctor_says_which_keepers_there_are_and_which_is_used(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    used, other = start(), start()
+    monkeypatch.setenv("PENSTOCK_STORE__KEEPER__SOCKET", used.socket)
+    store = other.store()
+    store.make_directory("/run/1")
+    store.publish(store.begin_build("/run/2", "/run/1"))
+
+    assert penstock_command(["doctor", str(tmp_path)]) == 0
+
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    rows = {line[1]: line for line in lines if line[0].endswith("keeper")}
+    assert rows[used.socket][:3] == ["keeper", used.socket, "ok"]
+    what, _, verdict, remark = rows[other.socket]
+    assert (what, verdict) == ("other keeper", "slower")
+    assert remark.startswith("holds 1 step that")
+    assert "XDG_RUNTIME_DIR" in remark
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import platform
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,41 @@ async def _killed(paths: Paths, store: FaultyStore, hang: Hang, tasks: TaskGroup
     assert raised is died
     assert save is not None
     return save
+
+
+async def test_a_step_that_is_in_a_tier_alone_is_found_by_its_path_in_the_root(
+    paths: Paths, assert_same: AssertSame
+) -> None:
+    async with paths.open(root_save_when=EverySteps(10)) as manager:
+        for step in (10, 11):
+            save = await manager.save(step, state(step))
+            assert save is not None
+            await save
+
+    assert paths.steps() == ([10, 11], [10])
+    assert_same(await penstock.restore(paths.root / "11"), state(11))
+    assert_same(await penstock.restore(paths.root / "10"), state(10))
+    assert_same(await penstock.restore(paths.root), state(11))
+    assert (await penstock.metadata(paths.root / "11")).path == str(paths.tier / "11")
+    async with penstock.Checkpointer() as checkpointer:
+        with pytest.raises(NotACheckpointError, match=f"the run has tiers, where it may be: {paths.tier},"):
+            await checkpointer.restore(paths.root / "11")
+    with pytest.raises(NotACheckpointError, match="no such step"):
+        await penstock.restore(paths.root / "12")
+
+
+async def test_a_copy_of_a_root_has_none_of_its_tiers(paths: Paths, tmp_path: Path) -> None:
+    async with paths.open(root_save_when=EverySteps(10)) as manager:
+        for step in (10, 11):
+            save = await manager.save(step, state(step))
+            assert save is not None
+            await save
+
+    copy = tmp_path / "copy"
+    shutil.copytree(paths.root, copy)
+    assert (await penstock.restore(copy))["n"] == 10
+    with pytest.raises(NotACheckpointError, match=r"the latest is 10\)$"):
+        await penstock.restore(copy / "11")
 
 
 async def test_each_tier_has_policies(paths: Paths) -> None:

@@ -18,12 +18,14 @@ import pytest
 pytest.importorskip("starlette", reason="`penstock ui` needs it: pip install 'penstock[ui]'")
 
 import penstock
+from penstock.errors import NotACheckpointError
 from penstock.inspection.stored_leaves import LeafFacts
 from penstock.inspection.texts import one_line
 from penstock.kernel import KeyKind
 from penstock.steps import CheckpointManager, Disk, EverySteps
 from penstock.stores import store_of
 from penstock.ui.layer_norms import LayerNorms, layers_to_measure
+from penstock.ui.page_data import differences, tree_data
 from penstock.ui.page_server import make_app, make_server, open_socket
 from penstock.ui.run_reader import RunReader
 
@@ -489,6 +491,49 @@ async def test_each_tier_of_a_run_says_what_it_has_and_how_far_behind_it_is(tmp_
     shutil.rmtree(near)
     tiers = RunReader(*store_of(root)).look(0)["tiers"]
     assert [(tier["newest"], tier["problem"]) for tier in tiers] == [(None, "nothing is there"), (2, "")]
+
+
+async def test_steps_that_are_in_a_tier_alone_are_listed_with_where_they_are(tmp_path: Path) -> None:
+    near, root = tmp_path / "near", tmp_path / "run"
+    async with CheckpointManager(root, save_when=EverySteps(2), tiers=Disk(near)) as manager:
+        for step in (2, 3):
+            save = await manager.save(step, {"w": np.full(4, step)})
+            assert save is not None
+            await save
+
+    store, path = store_of(root)
+    reader = RunReader(store, path)
+    seen = reader.look(0)
+    assert [(step["label"], step["where"]) for step in seen["steps"]] == [
+        ("2", ["disk", "root"]),
+        ("3", ["disk"]),
+    ]
+    assert (seen["n_steps"], seen["n_unread"]) == (2, 0)
+    assert list(reader.finished()) == ["2"]  # values are read from the root alone
+
+    assert (await tree_data(store, path, "3", 100, 100))["items"][0]["n_leaves"] == 1
+    compared = await differences((store, path, "2"), (store, path, "3"), values=True)
+    assert compared["n_values"] == 1
+    with pytest.raises(NotACheckpointError, match="has no checkpoint '9'"):
+        await tree_data(store, path, "9", 100, 100)
+
+    shutil.rmtree(near)
+    seen = RunReader(store, path).look(0)
+    assert [(step["label"], step["where"]) for step in seen["steps"]] == [("2", ["root"])]
+
+
+async def test_a_step_that_comes_to_the_root_is_told_again(tmp_path: Path) -> None:
+    near, root = tmp_path / "near", tmp_path / "run"
+    async with CheckpointManager(root, save_when=EverySteps(2), tiers=Disk(near)) as manager:
+        save = await manager.save(3, {"w": np.zeros(4)})
+        assert save is not None
+        await save
+
+    reader = RunReader(*store_of(root), tiers_s=0.0)
+    first = reader.look(0)
+    shutil.copytree(near / "3", root / "3")
+    (told,) = reader.look(first["version"])["steps"]
+    assert told["where"] == ["disk", "root"]
 
 
 async def test_a_run_without_tiers_has_none(root: Path) -> None:

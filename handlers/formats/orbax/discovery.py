@@ -43,9 +43,11 @@ __all__ = (
 )
 
 import errno
+import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Literal, TypeAlias, final
@@ -71,6 +73,7 @@ from penstock.handlers.formats.orbax.file_names import (
     SHARDING,
     STRINGS,
     TEMPORARY_SUFFIX,
+    TIER,
     V1_MARK,
     unfinished_at,
 )
@@ -263,16 +266,34 @@ def check_there(store: Store, path: str) -> None:
 
 
 def nothing_at(store: Store, path: str) -> NotACheckpointError:
-    """Return the error that nothing is at `path`. If that would be a step of a run, it names those near."""
+    """Return the error that nothing is at `path`. If that would be a step of a run, it names those near.
+
+    Of a run with tiers, it names these: a step may be in one of them alone.
+    """
     at = path_or_url(path)
     name = os.path.basename(at)
     if not names_a_step(name):
         return NotACheckpointError(path, "does not exist")
 
-    siblings = store.list_directory(os.path.dirname(at)) if store.kind(os.path.dirname(at)) else ()
+    root = os.path.dirname(at)
+    siblings = store.list_directory(root) if store.kind(root) else ()
     steps = [_step_number(sibling) for sibling in siblings if names_a_step(sibling)]
     near = f": no such step ({near_steps(_step_number(name), steps)})" if steps else ""
+    tiers = _tiers_in(store, root) if TIER in siblings else ()
+    if tiers:
+        near += f"; the run has tiers, where it may be: {', '.join(tiers)}"
+        near += ", and penstock.restore and a CheckpointManager look there, too"
+
     return NotACheckpointError(path, f"does not exist{near}")
+
+
+def _tiers_in(store: Store, root: str) -> Sequence[str]:
+    """Return the tiers that a root names; none if that is not to be read."""
+    with suppress(StorageError, ValueError, TypeError, KeyError, RecursionError):
+        told = json.loads(store.read_file(os.path.join(root, TIER)))
+        return [str(tier) for tier in told["tiers"]] if told["root"] == path_or_url(root) else ()
+
+    return ()
 
 
 def _step_number(name: str) -> int:

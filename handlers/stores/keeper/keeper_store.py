@@ -12,7 +12,7 @@ __all__ = ("KEEPER", "KeeperHold", "KeeperStore")
 import errno
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from penstock.handlers.stores.keeper.drafts import Draft, DraftFile, Drafts
 from penstock.handlers.stores.keeper.keeper_files import KeeperDataFile, KeeperReadableFile, PageMappings
 from penstock.handlers.stores.keeper.keeper_options import FILE_BYTES, KeeperOptions
 from penstock.handlers.stores.keeper.messages import (
+    MOST_BYTES,
     MOST_DOCUMENT_BYTES,
     MOST_PATHS,
     Create,
@@ -219,15 +220,22 @@ class KeeperStore(Directories, SharedFiles):
         """
         self._ask("note", path, NoteElsewhere(_inner(path)), type(None))
 
-    def take_over(self, path: str) -> None:
+    def take_over(self, path: str, options: Mapping[str, str] | None = None) -> None:
         """Say that this process comes to the directory of steps at `path`, to save into it.
 
-        What the keeper has begun for a manager that died is ended: another one goes on with it.
+        What the keeper has begun for a manager that died is ended: another one goes on with it. Should this
+        process die, its own steps are finished with its environment and in its working directory, since these
+        say how the root is reached. The keeper holds them in memory alone.
+
+        Args:
+            path: Of the directory.
+            options: Variables over those of the environment.
 
         Raises:
             KeeperLostError: If there is no keeper.
         """
-        self._ask("take over", path, TakeOver(_inner(path)), type(None))
+        told = TakeOver(_inner(path), _environment(options or {}), os.getcwd())
+        self._ask("take over", path, told, type(None))
 
     def close(self) -> None:
         """Close the connections that are not in use. The store can be used again."""
@@ -629,6 +637,20 @@ def _inner(path: str) -> str:
             path = path[2:].partition("/")[2]
 
     return path.strip("/")
+
+
+def _environment(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this process under `options`; if all are too much, without the longest."""
+    found: dict[str, str] = {}
+    room = MOST_BYTES // 2
+    for name, text in sorted({**os.environ, **options}.items(), key=lambda each: len(each[1])):
+        pair = f"{name}={text}".encode(errors="surrogateescape")
+        room -= len(pair)
+        if room > 0:
+            # A message has texts alone. A path that is none is of no use in one of ours.
+            found[name] = text.encode(errors="replace").decode()
+
+    return found
 
 
 def _looked_at(paths: Sequence[str], draft: Draft) -> Sequence[Found | None]:

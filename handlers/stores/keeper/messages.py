@@ -261,6 +261,8 @@ class TakeOver(_Message, frozen=True):
     """Says that a manager comes to a directory of steps: what finishes the work of one before it is ended."""
 
     path: str
+    environ: dict[str, str]  #: of its process, by which its steps are finished should it die
+    folder: str  #: that it works in
 
 
 class Status(_Message, frozen=True):

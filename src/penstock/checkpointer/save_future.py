@@ -151,26 +151,44 @@ class SaveFuture:
             TimeoutError: If the save is still going on after `timeout`.
             RunningLoopError: If called in the thread of the event loop that saves, where it would deadlock.
             ForkedError: In a fork of the process that saves.
+            PenstockError: What the save failed with.
         """
-        if not self.done:
+        self._block(Milestone.FINALIZED, timeout, "result() would block", "await the future")
+        assert self._promise.report is not None
+        return self._promise.report
+
+    def block_until_kept(self, timeout: float | None = None) -> None:
+        """Wait in a thread until the checkpoint survives this process, as `kept` does in a loop.
+
+        Args:
+            timeout: Seconds to wait at most; None waits for ever.
+
+        Raises:
+            TimeoutError: If it is not kept after `timeout`.
+            RunningLoopError: If called in the thread of the event loop that saves, where it would deadlock.
+            ForkedError: In a fork of the process that saves.
+            PenstockError: What the save failed with, if it failed before.
+        """
+        self._block(Milestone.KEPT, timeout, "block_until_kept() would block", "await kept()")
+
+    def _block(self, milestone: Milestone, timeout: float | None, problem: str, instead: str) -> None:
+        """Wait in a thread for a milestone, and raise what the save failed with before it."""
+        if not self._promise.is_over(milestone):
             self._promise.home.check(f"the save of {self._promise.path!r}")
             if threading.get_ident() == self._promise.loop_thread:
-                raise RunningLoopError("result() would block the event loop that saves; await the future")
+                raise RunningLoopError(f"{problem} the event loop that saves; {instead}")
 
             event = threading.Event()
-            with self._waking(Milestone.FINALIZED, event.set):
+            with self._waking(milestone, event.set):
                 if not event.wait(timeout):
                     raise TimeoutError(f"the save of {self.path!r} is {self.status} after {timeout} s")
 
-        failure = self._failure_before(Milestone.FINALIZED)
+        failure = self._failure_before(milestone)
         if failure is not None:
             try:
                 raise failure.take_to_raise()
             finally:
                 del self, failure  # the traceback refers to this frame
-
-        assert self._promise.report is not None
-        return self._promise.report
 
     def exception(self) -> BaseException | None:
         """Return what the save failed with, or None. Does not wait."""

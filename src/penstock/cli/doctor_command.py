@@ -20,8 +20,15 @@ from pathlib import Path
 from typing import Final, NamedTuple, final
 
 from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes
+from penstock.config.config import Config
 from penstock.handlers.stores.file_system import rename_only_to_absent
+from penstock.handlers.stores.keeper.keeper_options import KeeperOptions
+from penstock.handlers.stores.keeper.keeper_store import KeeperStore
+from penstock.handlers.stores.keeper.messages import default_socket
+from penstock.keeper.process import running_keepers
+from penstock.kernel.errors import KeeperLostError
 from penstock.kernel.memory.memory_limit import auto_memory_limit, free_memory
+from penstock.kernel.words import counted
 from penstock.steps.tier_record import levels_of
 from penstock.stores.store_finder import store_of
 
@@ -58,6 +65,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     facts = [
         *file_system_facts(options.path),
         *tier_facts(options.path),
+        *keeper_facts(Config.load().store.keeper),
         *machine_facts(),
         *_packages(),
         *settings(),
@@ -147,6 +155,31 @@ def tier_facts(path: str) -> Iterator[Fact]:
             latest = max(level.steps, default=None)
             where = "no step yet" if latest is None else f"newest step {latest}"
             yield Fact(name, level.path, "ok", where if latest == newest else f"{where}, of {newest}")
+
+
+def keeper_facts(options: KeeperOptions) -> Iterator[Fact]:
+    """Tell which keepers this user has here, and which of them programs with these settings find.
+
+    One that listens elsewhere has steps that nothing started from here sees.
+    """
+    used = options.socket or default_socket()
+    running = running_keepers()
+    for socket in sorted({*running, used}, key=lambda each: (each != used, each)):
+        try:
+            status = KeeperStore(socket, answer_s=options.answer_s).status()
+        except KeeperLostError as lost:
+            if socket in running:
+                yield Fact("keeper", socket, "slower", f"does not answer: {lost.problem}")
+            continue
+
+        whole = [step for step in status.steps if step.state == "whole"]
+        holds = f"holds {counted(len(whole), 'step')}"
+        if socket == used:
+            yield Fact("keeper", socket, "ok", holds)
+        else:
+            why = "programs with another XDG_RUNTIME_DIR use it"
+            advice = f"{why}; [store.keeper] socket names one for all"
+            yield Fact("other keeper", socket, "slower", f"{holds} that are not seen from here: {advice}")
 
 
 def machine_facts() -> Iterator[Fact]:

@@ -1,4 +1,4 @@
-"""`penstock tune --failures`: how often to save into each tier, by how often hosts fail and what saves cost."""
+"""`penstock tune --failures`: how often to save into each tier, by how often hosts fail and what it costs."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ A file lock decides between two that are started. It ends with the process; its 
 
 from __future__ import annotations
 
-__all__ = ("IS_RUNNING", "arguments", "main", "share_of_memory")
+__all__ = ("IS_RUNNING", "arguments", "main", "running_keepers", "share_of_memory")
 
 import fcntl
 import math
@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -28,6 +29,7 @@ from penstock.kernel.memory.memory_limit import MemoryReading, SystemMemory
 IS_RUNNING: Final = 3
 """The exit status of one that finds another one there."""
 
+_MODULE: Final = "penstock.keeper"
 _BACKLOG: Final = 128
 _SHARE: Final = 2
 _LEAST_MARGIN: Final = 16 * 2**20
@@ -45,6 +47,21 @@ def arguments(socket_path: str, limit_bytes: int | None, idle_s: float, *, detac
         detached: Whether it goes on in the background, and the process that was started ends once it listens.
     """
     return [socket_path, "auto" if limit_bytes is None else str(limit_bytes), str(idle_s), str(int(detached))]
+
+
+def running_keepers() -> Sequence[str]:
+    """Return the sockets of this user's keepers on this host, as far as `/proc` shows their processes.
+
+    There is one for each place where programs look for it: a login has another `XDG_RUNTIME_DIR` than a job.
+    """
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if (process / "cmdline").stat().st_uid == os.geteuid() and _MODULE in words[:4]:
+                found.add(words[words.index(_MODULE) + 1])
+
+    return sorted(found)
 
 
 def share_of_memory(reading: MemoryReading) -> int:

@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
@@ -177,10 +177,11 @@ class _Finishing:
         tree: All directories.
         path: The directory of steps.
         socket: Of the keeper.
+        of: What the manager said of its process, if it did.
     """
 
-    def __init__(self, tree: Tree, path: str, socket: str) -> None:
-        self._tree, self._path, self._socket = tree, path, socket
+    def __init__(self, tree: Tree, path: str, socket: str, of: TakeOver | None) -> None:
+        self._tree, self._path, self._socket, self._of = tree, path, socket, of
         self._process: Process | None = None
         self._is_over = False
 
@@ -197,9 +198,15 @@ class _Finishing:
             await sleep(wait_s)
 
     async def _try(self) -> int:
-        environ = {**os.environ, "PENSTOCK_STORE__KEEPER__SOCKET": self._socket}
         command = [sys.executable, "-P", "-m", "penstock.steps.finishing", f"keeper:///{self._path}"]
-        process = await open_process(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, env=environ)
+        folder = None if self._of is None else self._of.folder
+        if folder is not None and not await to_thread.run_sync(os.path.isdir, folder):
+            folder = None
+
+        # What it cannot do is said where the keeper says its own errors.
+        process = await open_process(
+            command, stdin=DEVNULL, stdout=DEVNULL, stderr=None, env=self._environ(), cwd=folder
+        )
         self._process = process
         try:
             return await process.wait()
@@ -207,6 +214,16 @@ class _Finishing:
             self._process = None
             if process.returncode is None:
                 process.kill()
+
+    def _environ(self) -> Mapping[str, str]:
+        """Return the settings of the process that died, with the code of this one."""
+        environ = dict(os.environ if self._of is None else self._of.environ)
+        environ.pop("PYTHONPATH", None)
+        if "PYTHONPATH" in os.environ:
+            environ["PYTHONPATH"] = os.environ["PYTHONPATH"]
+
+        # Files are copied: a training that comes meanwhile is to find its accelerators free.
+        return {**environ, "PENSTOCK_STORE__KEEPER__SOCKET": self._socket, "JAX_PLATFORMS": "cpu"}
 
     def is_process(self, number: int) -> bool:
         """True if this process does it."""
@@ -250,6 +267,7 @@ class Keeper:
         self._threads = CapacityLimiter(4)
         self._tasks: TaskGroup | None = None
         self._finishing: dict[str, _Finishing] = {}  # by the directory of steps
+        self._managers: dict[str, TakeOver] = {}  # the last one of each
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer all clients, until it is stopped or idle for long enough.
@@ -317,21 +335,24 @@ class Keeper:
             await self._close_given_back()
 
     async def _finish_steps(self, path: str) -> None:
-        finishing = self._finishing[path] = _Finishing(self._tree, path, self._path)
+        manager = self._managers.get(path)
+        finishing = self._finishing[path] = _Finishing(self._tree, path, self._path, manager)
         try:
             await finishing.run()
         finally:
             if self._finishing.get(path) is finishing:
                 del self._finishing[path]
 
-    async def _take_over(self, path: str, process: int) -> None:
+    async def _take_over(self, request: TakeOver, process: int) -> None:
         """End what finishes steps of this tier, of whichever process of a job they are."""
-        found = [
-            each for known, each in self._finishing.items() if _of_all(known) == _of_all(path.strip("/"))
-        ]
-        if not any(each.is_process(process) for each in found):
-            for each in found:
-                await each.end()
+        path = request.path.strip("/")
+        found = [each for known, each in self._finishing.items() if _of_all(known) == _of_all(path)]
+        if any(each.is_process(process) for each in found):
+            return  # it is the one
+
+        self._managers[path] = request
+        for each in found:
+            await each.end()
 
     def _count(self, change: int) -> None:
         self._n_clients += change
@@ -346,7 +367,7 @@ class Keeper:
             if isinstance(request, Reserve):
                 found, descriptors = await self._reserve(request)
             elif isinstance(request, TakeOver):
-                await self._take_over(request.path, client.process)
+                await self._take_over(request, client.process)
                 found, descriptors = None, ()
             else:
                 found, descriptors = self._answer(client, request)

@@ -43,6 +43,7 @@ from penstock.kernel.errors import (
     SpecError,
     StorageError,
 )
+from penstock.kernel.options import environment_of
 from penstock.kernel.pipeline.failures import without_frame
 from penstock.kernel.pipeline.pipeline import Milestone
 from penstock.kernel.protocols.build_place import BuildPlace
@@ -148,7 +149,8 @@ class Level:
 
             limit = self.tier.limit_bytes
             await ensure_keeper(keeper.socket, limit_bytes="auto" if isinstance(limit, str) else limit)
-            await self.opened.reading.run(keeper.take_over, self.path)
+            options = environment_of(self.engine.config.store, "store")
+            await self.opened.reading.run(keeper.take_over, self.path, options)
 
         await self.opened.reading.run(self._bind, record)
 

@@ -13,6 +13,7 @@ __all__ = (
     "kind_of",
     "labels_of",
     "levels_of",
+    "nearest_checkpoint",
     "read_record",
     "record_of_root",
     "root_of_tier",
@@ -35,7 +36,7 @@ from penstock.kernel.errors import KeeperLostError, PenstockError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.steps.step_directory import StepReader
 from penstock.steps.step_names import StepNames
-from penstock.stores.store_finder import store_at
+from penstock.stores.store_finder import store_at, store_of
 
 
 @final
@@ -192,6 +193,26 @@ def find_checkpoint(store: Store, path: str, step: int | None = None) -> tuple[S
                 return level.store, os.path.join(level.path, level.steps[wanted])
 
     return store, checkpoint_path(store, path, step)
+
+
+def nearest_checkpoint(path: str | os.PathLike[str]) -> str:
+    """Return where the checkpoint is that is meant by a path: in a tier, if the path is of a run with tiers.
+
+    That is the nearest one that has the step; for a root, the newest step of all. Any other path is returned
+    as it is. Blocking.
+
+    Raises:
+        PenstockError: If the medium refuses.
+    """
+    store, full = store_of(path)
+    root = full
+    if names_a_step(os.path.basename(full)):
+        if store.kind(full) is not None:
+            return full
+
+        root = os.path.dirname(full)
+
+    return full if record_of_root(store, root) is None else find_checkpoint(store, full)[1]
 
 
 def _level(label: str, path: str, record: TierRecord) -> SeenLevel:

@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = ("At", "differences", "tree_data")
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -33,6 +34,7 @@ from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.words import counted
+from penstock.steps.tier_record import levels_of
 
 _MOST_LEAVES: Final = 2000  # in a table; the page says how many there are
 _MOST_ROWS: Final = 200
@@ -52,7 +54,8 @@ async def tree_data(store: Store, path: str, name: str, width: int, height: int)
         NotACheckpointError: If the run has no such step.
     """
     threads = Threads()
-    items = await read_items(store, threads, await threads.run(_path_of, store, path, name))
+    there, checkpoint = await threads.run(_place_of, store, path, name)
+    items = await read_items(there, threads, checkpoint)
 
     def drawn() -> list[dict[str, Any]]:
         return [_item(item, width, height) for item in items]
@@ -67,17 +70,17 @@ async def differences(first: At, second: At, *, values: bool) -> dict[str, Any]:
         PenstockError: If one of them is not there, or cannot be read.
     """
     threads = Threads()
-    ours, theirs = await threads.run(_path_of, *first), await threads.run(_path_of, *second)
+    (store, ours), (other_store, theirs) = [await threads.run(_place_of, *each) for each in (first, second)]
 
     async def compare(_: Reading) -> tuple[list[Compared], list[dict[str, Any]]]:
-        items = await read_items(first[0], threads, ours), await read_items(second[0], threads, theirs)
+        items = await read_items(store, threads, ours), await read_items(other_store, threads, theirs)
         trees = [(one, other, compare_trees(one.leaves, other.leaves)) for one, other in _paired(*items)]
         return trees, await _values(trees) if values else []
 
     async def compare_with_other(_: Reading) -> tuple[list[Compared], list[dict[str, Any]]]:
-        return await read_unchanged(second[0], threads, theirs, compare)
+        return await read_unchanged(other_store, threads, theirs, compare)
 
-    trees, found = await read_unchanged(first[0], threads, ours, compare_with_other)
+    trees, found = await read_unchanged(store, threads, ours, compare_with_other)
     rows = [row for _, _, tree in trees for row in _structure(tree)]
     return {
         "structure": rows[:_MOST_ROWS],
@@ -88,12 +91,17 @@ async def differences(first: At, second: At, *, values: bool) -> dict[str, Any]:
     }
 
 
-def _path_of(store: Store, path: str, name: str) -> str:
+def _place_of(store: Store, path: str, name: str) -> tuple[Store, str]:
+    """Return where a checkpoint of a run is: in the root, or else in the nearest tier that has it."""
     found = paths_by_name(store, find_place(store, path)).get(name)
-    if found is None:
-        raise NotACheckpointError(path, f"has no checkpoint {name!r}")
+    if found is not None:
+        return store, found
 
-    return found
+    for level in levels_of(store, path):
+        if name in level.steps.values() and level.store is not None:
+            return level.store, os.path.join(level.path, name)
+
+    raise NotACheckpointError(path, f"has no checkpoint {name!r}")
 
 
 def _item(item: ItemFacts, width: int, height: int) -> dict[str, Any]:

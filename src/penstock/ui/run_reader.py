@@ -49,10 +49,12 @@ class RunReader:
         path: A directory of steps, which need not be there yet, a checkpoint, or safetensors.
         read_s: How long a look may read steps that are new.
         check_s: How long it may read such as are known.
+        tiers_s: How often tiers are listed.
     """
 
     __slots__ = (
         "_check_s",
+        "_elsewhere",
         "_gone",
         "_kept",
         "_kept_at",
@@ -62,21 +64,33 @@ class RunReader:
         "_paths",
         "_read_s",
         "_steps",
+        "_tiers_s",
         "_version",
+        "_where",
         "_whole_before",
         "path",
         "store",
     )
 
-    def __init__(self, store: Store, path: str, *, read_s: float = READ_S, check_s: float = CHECK_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        *,
+        read_s: float = READ_S,
+        check_s: float = CHECK_S,
+        tiers_s: float = TIERS_S,
+    ) -> None:
         self.store = store
         self.path = path
-        self._read_s, self._check_s = read_s, check_s
+        self._read_s, self._check_s, self._tiers_s = read_s, check_s, tiers_s
         # By name: what the page is told, and at which version of the whole that was new. Those that were
         # looked at longest ago come first.
         self._steps: dict[str, tuple[dict[str, Any], int]] = {}
         self._gone: dict[str, int] = {}
         self._paths: dict[str, str] = {}
+        self._elsewhere: dict[str, tuple[Store, str]] = {}  # steps that are in tiers alone
+        self._where: Mapping[int | None, Sequence[str]] = {}
         self._kept: Kept = Kept()
         self._kept_at = 0
         self._levels: Sequence[SeenLevel] = ()
@@ -94,8 +108,11 @@ class RunReader:
         if place.problem is not None and place.kind != "nothing":
             raise place.problem
 
-        self._paths = paths = {} if place.kind == "nothing" else paths_by_name(self.store, place)
+        self._paths = {} if place.kind == "nothing" else paths_by_name(self.store, place)
         self._version += 1
+        tiers = self._tiers(place)
+        self._elsewhere, self._where = self._in_tiers_alone(), self._held_by()
+        paths = {**self._elsewhere, **{name: (self.store, path) for name, path in self._paths.items()}}
         n_unread = self._read(place, paths)
         self._read_kept(place)
         is_whole = seen < self._whole_before
@@ -103,7 +120,7 @@ class RunReader:
         kept = self._kept if is_whole or self._kept_at > seen else None
         return {
             "path": one_line(self.path),
-            "tiers": self._tiers(place),
+            "tiers": tiers,
             "kind": "waiting" if not paths and not self._steps and place.kind in _ABSENT else place.kind,
             "version": self._version,
             "is_whole": is_whole,  # what was told before is to be forgotten
@@ -138,7 +155,7 @@ class RunReader:
 
         return None
 
-    def _read(self, place: Place, paths: Mapping[str, str]) -> int:
+    def _read(self, place: Place, paths: Mapping[str, tuple[Store, str]]) -> int:
         """Read steps for as long as there is time; return how many were never read."""
         unfinished = list_unfinished(self.store, self.path) if place.kind == "root" else []
         there = {*paths, *(step.name for step in unfinished)}
@@ -151,6 +168,11 @@ class RunReader:
         for step in unfinished:
             self._tell(step)
 
+        for told, _ in tuple(self._steps.values()):
+            where = self._where.get(told["step"], [])
+            if told["where"] != where:
+                self._steps[told["name"]] = {**told, "where": where}, self._version
+
         now = time.monotonic()
         unread = [name for name in paths if name not in self._steps][::-1]
         known = [name for name in self._steps if name in paths]
@@ -162,13 +184,13 @@ class RunReader:
 
         return n_unread
 
-    def _look_at(self, names: Sequence[str], paths: Mapping[str, str], until_s: float) -> int:
+    def _look_at(self, names: Sequence[str], paths: Mapping[str, tuple[Store, str]], until_s: float) -> int:
         """Look at some checkpoints, at one at least; return at how many there was time to look."""
         for at, name in enumerate(names):
             if at and time.monotonic() > until_s:
                 return at
 
-            found = describe_checkpoint(self.store, paths[name], name)
+            found = describe_checkpoint(*paths[name], name)
             if found is None:
                 if self._steps.pop(name, None) is not None:
                     self._gone[name] = self._version
@@ -179,7 +201,7 @@ class RunReader:
 
     def _tiers(self, place: Place) -> list[dict[str, Any]]:
         """Return the levels of a run that has tiers, the nearest first, and how far behind each is."""
-        if place.kind in _WITH_TIERS and time.monotonic() - self._levels_at > TIERS_S:
+        if place.kind in _WITH_TIERS and time.monotonic() - self._levels_at > self._tiers_s:
             self._levels = levels_of(self.store, self.path)
             self._levels_at = time.monotonic()  # after a keeper was waited for that stands still
 
@@ -199,6 +221,26 @@ class RunReader:
             for (level, newest), at in zip(found, committed.values(), strict=True)
         ]
 
+    def _in_tiers_alone(self) -> dict[str, tuple[Store, str]]:
+        """Return the steps that the root does not have, by name: where the nearest tier has each."""
+        there = {step_number_in(name) for name in self._paths}
+        found: dict[str, tuple[Store, str]] = {}
+        for level in self._levels[:-1]:
+            for step, name in level.steps.items():
+                if step not in there and name not in found and level.store is not None:
+                    found[name] = level.store, os.path.join(level.path, name)
+
+        return dict(sorted(found.items(), key=lambda each: step_number_in(each[0]) or 0))
+
+    def _held_by(self) -> Mapping[int | None, Sequence[str]]:
+        """Return the levels that have each step, the nearest first; nothing for a run without tiers."""
+        found: dict[int | None, list[str]] = {}
+        for level in self._levels if len(self._levels) > 1 else ():
+            for step in level.steps:
+                found.setdefault(step, []).append(one_line(level.label))
+
+        return found
+
     def _committed_at(self, level: SeenLevel, step: int | None) -> int | None:
         """Return when the newest step of a level was committed; it is read once."""
         if level.store is None or step is None:
@@ -214,7 +256,7 @@ class RunReader:
         return self._newest[key]
 
     def _tell(self, step: StepFacts) -> None:
-        told = _step(step)
+        told = {**_step(step), "where": self._where.get(step.step, [])}
         before, version = self._steps.pop(step.name, (None, 0))
         self._steps[step.name] = (told, version if told == before else self._version)
         self._gone.pop(step.name, None)

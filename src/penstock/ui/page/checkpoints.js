@@ -34,13 +34,14 @@ export class Checkpoints {
     this.first = Math.max(0, Math.min(this.first, Math.floor((steps.length - 1) / A_PAGE) * A_PAGE));
     const metrics = byImportance(new Set(steps.flatMap(({ step }) => Object.keys(step.metrics)))).slice(0, MOST_METRICS);
     const several = this.runs.length > 1;
+    const tiered = this.runs.some((run) => run.tiers.length > 0);
     const focused = document.activeElement?.dataset?.key;
-    const head = ["", ...(several ? ["run"] : []), "step", ...metrics, "size", "own", "committed (UTC)", ""];
+    const head = ["", ...(several ? ["run"] : []), "step", ...(tiered ? ["where"] : []), ...metrics, "size", "own", "committed (UTC)", ""];
     const numbers = new Set(["size", "own", ...metrics]);
     const headings = head.map((name) => element("th", { scope: "col", class: numbers.has(name) ? "number" : "" }, ...(name ? [name] : [element("span", { class: "unseen" }, "compare")])));
     headings[0].className = "tick-column";
     headings.at(-1).replaceChildren(element("span", { class: "unseen" }, "state"));
-    const rows = steps.slice(this.first, this.first + A_PAGE).map(({ run, step }) => this.row(run, step, metrics, several));
+    const rows = steps.slice(this.first, this.first + A_PAGE).map(({ run, step }) => this.row(run, step, metrics, several, tiered));
     const body = element("tbody", {}, ...rows);
     const made = element("table", {}, element("thead", {}, element("tr", {}, ...headings)), body);
     byId("steps").replaceChildren(made);
@@ -48,7 +49,7 @@ export class Checkpoints {
     this.showPages(steps.length);
   }
 
-  row(run, step, metrics, several) {
+  row(run, step, metrics, several, tiered) {
     const whole = step.state === "finished";
     const name = several ? `${run.letter} ${step.label}` : step.label;
     const key = `${run.index}/${step.name}`;
@@ -65,6 +66,7 @@ export class Checkpoints {
       element("td", { class: "tick-column" }, tick),
       ...(several ? [element("td", {}, run.letter)] : []),
       element("td", {}, open),
+      ...(tiered ? [element("td", {}, step.where.join(" "))] : []),
       ...metrics.map((metric) => number(metric in step.metrics ? plain(step.metrics[metric]) : "")),
       number(bytes(step.nbytes)), number(bytes(step.own_bytes)),
       element("td", { title: step.time }, step.time.slice(5)), element("td", { class: step.state }, state));
