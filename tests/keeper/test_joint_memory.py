@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from tests.keeper.conftest import RunningKeeper, Start
 from tests.steps.job_of_managers import COUNT, each, opened
@@ -22,6 +23,7 @@ from tests.steps.joint_steps import (
 )
 
 from penstock import CheckpointManager, JobOptions
+from penstock.cli import main
 from penstock.config import Config, StoreOptions
 from penstock.errors import PeerFailedError, StorageError
 from penstock.handlers.stores.keeper.keeper_options import KeeperOptions
@@ -139,6 +141,50 @@ async def test_one_process_alone_finds_what_several_have_left_on_its_host(
     assert held(keeper) == []
 
 
+async def pulled(keeper: RunningKeeper, target: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run `penstock keeper pull` on the host of a keeper."""
+    monkeypatch.setenv("PENSTOCK_STORE__KEEPER__SOCKET", keeper.socket)
+    return await anyio.to_thread.run_sync(main, ["keeper", "pull", str(target)])
+
+
+async def test_parts_of_a_job_are_pulled_as_one_checkpoint(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, keeper = tmp_path / "run", start()
+    await killed_when_kept(root, [keeper], 2)
+
+    assert await pulled(keeper, tmp_path / "safe", monkeypatch) == 0
+    await check_whole(tmp_path / "safe" / "2", 2)
+
+
+async def test_what_peers_have_sent_is_pulled_where_it_is(
+    three_hosts: list[RunningKeeper],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = tmp_path / "run"
+    await killed_with_peers(root, three_hosts, 2, peers=2)
+    for lost in three_hosts[1:]:
+        lost.kill()
+
+    assert await pulled(three_hosts[0], tmp_path / "safe", monkeypatch) == 0
+    await check_whole(tmp_path / "safe" / "2", 2)
+
+
+async def test_a_keeper_that_has_not_all_parts_says_whose_it_lacks(
+    keepers: list[RunningKeeper],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await killed_when_kept(tmp_path / "run", keepers, 2)
+
+    assert await pulled(keepers[0], tmp_path / "safe", monkeypatch) == 1
+    assert "has parts of step 2, but none of process 1, 2 of 3" in capsys.readouterr().err
+    assert not (tmp_path / "safe").exists()
+
+
 async def test_a_keeper_that_is_lost_between_saves_costs_the_job_none(
     keepers: list[RunningKeeper], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,7 +253,7 @@ def three_hosts(start: Start) -> list[RunningKeeper]:
     return [start() for _ in range(COUNT)]
 
 
-async def killed_with_peers(root: Path, keepers: Sequence[RunningKeeper], step: int) -> None:
+async def killed_with_peers(root: Path, keepers: Sequence[RunningKeeper], step: int, peers: int = 1) -> None:
     """Save a step that comes to no root, but to other hosts."""
 
     async def wait(manager: CheckpointManager) -> None:
@@ -215,7 +261,7 @@ async def killed_with_peers(root: Path, keepers: Sequence[RunningKeeper], step: 
             await manager.wait()
 
     root.mkdir(exist_ok=True)
-    async with killed(root, with_keepers(keepers, tiers=Memory(peers=1))) as managers:
+    async with killed(root, with_keepers(keepers, tiers=Memory(peers=peers))) as managers:
         root.rename(aside := root.with_name("aside"))
         root.write_text("in the way")
         for earlier in (step - 1, step):

@@ -50,7 +50,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "rm": "delete checkpoints",
     "repair": "write what is intact of a damaged checkpoint anew",
     "seal": "record digests of a checkpoint that has none",
-    "keeper": "hold checkpoints in memory: run, show and stop the process that does",
+    "keeper": "hold checkpoints in memory: run, show and stop the process, or take a step from it",
     "config": "show, check and explain the configuration",
     "tune": "measure a store, and write a profile that is faster there",
     "verify": "compare a checkpoint with its checksums",

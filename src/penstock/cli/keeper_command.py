@@ -11,12 +11,14 @@ import os
 import sys
 import time
 
+import anyio
 import msgspec
 
 from penstock.cli.terminal import CommandError, Output, Table, format_bytes
 from penstock.config.config import Config
 from penstock.handlers.stores.keeper.keeper_store import KeeperStore
 from penstock.handlers.stores.keeper.messages import KeptStep, StatusAnswer
+from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.inspection.texts import age
 from penstock.kernel.errors import StorageError
 from penstock.kernel.options import parse_bytes, parse_seconds
@@ -51,7 +53,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     stop = what.add_parser("stop", help="end it, and free its memory")
     stop.description = "End the keeper. If it holds what no other tier has, say what, and do nothing."
     stop.add_argument("--force", action="store_true", help="also if that is lost by it")
-    for one in (start, status, stop):
+    pull = what.add_parser("pull", help="bring a step that it holds to a directory, or to a bucket")
+    pull.description = (
+        "Copy the newest step that the keeper of this host holds to TARGET, where it appears in one step, "
+        "with its checksums compared. Of the parts that the processes of a job have here, those that peers "
+        "sent included, one checkpoint is made. A keeper brings steps to their root by itself when a training "
+        "has died; this is for another place, or if the root cannot be reached. It asks the keeper of this "
+        "host alone."
+    )
+    pull.add_argument("target", metavar="TARGET", help="a directory of steps, which need not be there yet")
+    pull.add_argument("--run", metavar="ROOT", help="whose step; needed if it holds steps of several runs")
+    pull.add_argument("--step", type=int, metavar="N", help="which one; by default the newest")
+    pull.add_argument("-n", "--dry-run", action="store_true", help="only say what would be copied")
+    for one in (start, status, stop, pull):
         one.add_argument(
             "--socket", metavar="PATH",
             help="where it listens; by default that of [store.keeper], or of this user",
@@ -59,11 +73,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    """Run, show or stop it.
+    """Run, show or stop it, or bring a step elsewhere.
 
     Raises:
         KeeperLostError: If there is none to show or to stop.
-        CommandError: If an argument is wrong, or it holds what would be lost.
+        CommandError: If an argument is wrong, it holds what would be lost, or has no such step.
     """
     known = Config.load().store.keeper
     store = KeeperStore(options.socket or known.socket, answer_s=known.answer_s)
@@ -71,6 +85,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
         return _run(store.socket, options)
     if options.what == "stop":
         return _stop(store, options.force, output)
+
+    if options.what == "pull":
+        return _pull(store, options, output)
 
     status = store.status()
     if options.json:
@@ -106,6 +123,47 @@ def _stop(store: KeeperStore, force: bool, output: Output) -> int:
         raise
 
     output.success("stopped")
+    return 0
+
+
+def _pull(store: KeeperStore, options: argparse.Namespace, output: Output) -> int:
+    # What else the command does needs none of these.
+    from penstock.kernel.memory.regulator import MemoryRegulator
+    from penstock.steps.pulling import pull_step, runs_in
+    from penstock.steps.tiers import Memory, path_of
+    from penstock.stores.store_finder import store_of
+
+    runs = runs_in(store)
+    if options.run is not None:
+        root = path_or_url(options.run)
+        inside = path_of(Memory(), root)
+        runs = [run for run in runs if root == run.root or run.path == inside]
+    if not runs:
+        raise CommandError("the keeper holds no step" + (f" of {options.run}" if options.run else ""))
+    if len(runs) > 1:
+        named = ", ".join(sorted(run.root or run.path for run in runs))
+        raise CommandError(f"the keeper holds steps of several runs; choose one by --run: {named}")
+
+    (run,) = runs
+    step = options.step if options.step is not None else max(run.steps, default=None)
+    if step is None:  # none is whole
+        step = max([part.step for part in run.parts])
+
+    sources = run.sources(step)
+    if sources is None:
+        raise CommandError(f"the keeper {run.lacks(step)}")
+
+    target, folder = store_of(options.target)
+    destination = os.path.join(folder, os.path.basename(next(iter(sources.values()))))
+    of = "" if step in run.whole else f", from {counted(len(sources), 'part')}"
+    if options.dry_run:
+        output.say(f"step {step} of {run.root or run.path} would be copied to {destination}{of}")
+        return 0
+
+    with output.bar(None, "bytes") as bar:
+        nbytes = anyio.run(pull_step, store, run, step, target, destination, MemoryRegulator(), bar.show)
+
+    output.success(f"{destination}: step {step} of {run.root or run.path}, {format_bytes(nbytes)}{of}")
     return 0
 
 
