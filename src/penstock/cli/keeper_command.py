@@ -55,11 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     stop.add_argument("--force", action="store_true", help="also if that is lost by it")
     pull = what.add_parser("pull", help="bring a step that it holds to a directory, or to a bucket")
     pull.description = (
-        "Copy the newest step that the keeper of this host holds to TARGET, where it appears in one step, "
-        "with its checksums compared. Of the parts that the processes of a job have here, those that peers "
-        "sent included, one checkpoint is made. A keeper brings steps to their root by itself when a training "
-        "has died; this is for another place, or if the root cannot be reached. It asks the keeper of this "
-        "host alone."
+        "Copy the newest step that the keeper of this host holds to TARGET, where it appears in one "
+        "step, with its checksums compared. Of the parts that the processes of a job have here, those that "
+        "peers sent included, one checkpoint is made. A keeper brings steps to their root by itself when a "
+        "training has died; this is for another place, or if the root cannot be reached."
     )
     pull.add_argument("target", metavar="TARGET", help="a directory of steps, which need not be there yet")
     pull.add_argument("--run", metavar="ROOT", help="whose step; needed if it holds steps of several runs")

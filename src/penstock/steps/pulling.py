@@ -113,7 +113,8 @@ async def pull_step(
 ) -> int:
     """Copy a step from a keeper to `destination`, where it appears in one step, durable.
 
-    Every recorded checksum is compared on the way. Of parts, one checkpoint is made. If it is where the step belongs, the keeper hears that it is elsewhere.
+    Every recorded checksum is compared on the way. Of parts, one checkpoint is made. If it is where the step
+    belongs, the keeper hears that it is elsewhere.
 
     Args:
         store: Of the keeper.
