@@ -50,6 +50,8 @@ ORBAX_CASES = (
     "orbaxs_manager_saves_steps",
     "orbaxs_manager_links_steps",
     "orbaxs_manager_decides_once",
+    "orbaxs_emergency_manager_saves",
+    "orbaxs_replicator_manager_saves",
     "orbaxs_v1_saves",
     "orbaxs_names_save_to_a_bucket",
     "orbaxs_managers_save_to_a_bucket",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ from tests.processes.trees import SPECS, P, differences, mesh_of, spread, values
 
 from penstock import orbax as ocp
 from penstock.errors import PeerFailedError, PlansDifferError
-from penstock.orbax import v1
+from penstock.orbax import emergency, v1
 
 OVER_ALL = P(("host", "device"))
 
@@ -198,6 +199,92 @@ async def orbaxs_v1_saves(here: Here) -> Any:
             found["by Orbax"] = differences(theirs.load(str(path), arrays), arrays)
 
         found["there"] = [name for name in here.names() if not name.startswith("own")]
+        return found
+
+    return await anyio.to_thread.run_sync(save)
+
+
+async def orbaxs_emergency_manager_saves(here: Here) -> Any:
+    """Each process has a local directory; then one of them is lost; Orbax reads what is persistent."""
+    mesh, x = mesh_of(here.count), np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    local, persistent = here.folder / f"disk {here.rank}", here.folder / "persistent"
+
+    def state(step: int) -> dict[str, Any]:
+        return spread({"w": x + step, "all": x[:4] - step}, {"w": OVER_ALL, "all": P()}, mesh)
+
+    def opened() -> emergency.CheckpointManager:
+        options = emergency.CheckpointManagerOptions(
+            local=emergency.LocalCheckpointOptions(save_interval_steps=2, max_to_keep=2),
+            persistent=emergency.PersistentCheckpointOptions(save_interval_steps=6),
+        )
+        abstract = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state(0)
+        )
+        return emergency.CheckpointManager(local, persistent, mesh, abstract, options=options)
+
+    def save() -> dict[str, Any]:
+        import orbax.checkpoint as theirs
+
+        found: dict[str, Any] = {}
+        with opened() as manager:
+            args = [ocp.args.Composite(state=ocp.args.PyTreeSave(state(step))) for step in range(11)]
+            found["saved"] = [step for step in range(11) if manager.save(step, args[step])]
+            manager.wait_until_finished()
+            found["steps"] = list(manager.all_steps())
+            found["differs"] = differences(manager.restore(None).state, state(10))
+
+        found["local"] = sorted(path.name for path in local.iterdir() if path.name.isdigit())
+        found["persistent"] = sorted(path.name for path in persistent.iterdir() if path.name.isdigit())
+        with opened() as manager:
+            found["resumed"] = [manager.latest_step(), differences(manager.restore(None).state, state(10))]
+            manager.wait_until_finished()
+
+        here.client.wait_at_barrier("all have left", 30_000)
+        if here.rank == here.last:
+            shutil.rmtree(local)
+
+        here.client.wait_at_barrier("it is lost", 30_000)
+        with opened() as manager:
+            step = manager.latest_step()
+            found["after a loss"] = [step, differences(manager.restore(None).state, state(step or 0))]
+
+        newest = max(int(path.name) for path in persistent.iterdir() if path.name.isdigit())
+        with theirs.PyTreeCheckpointer() as reader:
+            wanted = theirs.checkpoint_utils.construct_restore_args(state(newest))
+            read = reader.restore(persistent / str(newest) / "state", restore_args=wanted)
+
+        found["by Orbax"] = differences(read, state(newest))
+        return found
+
+    return await anyio.to_thread.run_sync(save)
+
+
+async def orbaxs_replicator_manager_saves(here: Here) -> Any:
+    """Each process has a local directory, from where another service would copy its part."""
+    mesh, x = mesh_of(here.count), np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    local = here.folder / f"disk {here.rank}"
+
+    def state(step: int) -> dict[str, Any]:
+        return spread({"w": x + step, "all": x[:4] - step}, {"w": OVER_ALL, "all": P()}, mesh)
+
+    def opened() -> emergency.ReplicatorCheckpointManager:
+        options = emergency.ReplicatorCheckpointManagerOptions(save_interval_steps=2)
+        return emergency.ReplicatorCheckpointManager(local, options, global_mesh=mesh)
+
+    def save() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        with opened() as manager:
+            args = [ocp.args.Composite(state=ocp.args.PyTreeSave(state(step))) for step in range(4)]
+            found["saved"] = [step for step in range(4) if manager.save(step, args[step])]
+            manager.wait_until_finished()
+            found["steps"] = list(manager.all_steps())
+
+        with opened() as manager:
+            wanted = ocp.checkpoint_utils.construct_restore_args(state(2))
+            args = ocp.args.Composite(state=ocp.args.PyTreeRestore(state(0), restore_args=wanted))
+            found["resumed"] = [manager.latest_step(), differences(manager.restore(2, args).state, state(2))]
+
+        found["there"] = sorted(path.name for path in local.iterdir() if path.name.isdigit())
         return found
 
     return await anyio.to_thread.run_sync(save)

@@ -43,6 +43,22 @@ def test_process_0_decides_for_all(orbax_job: Job) -> None:
         assert (result["differs"], result["left"], result["then"]) == ("['own']", [], True)
 
 
+def test_an_emergency_manager_keeps_a_part_in_the_directory_of_each_process(orbax_job: Job) -> None:
+    for result in orbax_job.results("orbaxs_emergency_manager_saves"):
+        assert result["saved"] == [0, 2, 4, 6, 8, 10]
+        assert (result["steps"], result["differs"]) == ([0, 6, 8, 10], [])
+        assert (result["local"], result["persistent"]) == (["10", "8"], ["0", "6"])
+        assert result["resumed"] == [10, []]
+        assert result["after a loss"] == [10, []]  # resuming has brought it to the persistent directory
+        assert result["by Orbax"] == []
+
+
+def test_a_replicator_manager_keeps_a_part_in_the_directory_of_each_process(orbax_job: Job) -> None:
+    for result in orbax_job.results("orbaxs_replicator_manager_saves"):
+        assert (result["saved"], result["steps"], result["there"]) == ([0, 2], [0, 2], ["0", "2"])
+        assert result["resumed"] == [2, []]
+
+
 def test_v1_saves_in_all_processes(orbax_job: Job) -> None:
     for rank, result in enumerate(orbax_job.results("orbaxs_v1_saves")):
         assert (result["tree"], result["items"]) == ([], [{"step": 7}])

@@ -40,6 +40,7 @@ from penstock.orbax.policies import (
     SaveDecisionPolicy,
     kept_by,
 )
+from penstock.orbax.restore_tree import target_of
 from penstock.orbax.step import NameFormat, names_of, standard_name_format
 from penstock.steps import Disk, KeepAll, KeepEvery, KeepLast, KeepPolicy, SaveMoment, SavePolicy
 
@@ -179,7 +180,6 @@ class CheckpointManager:
         self._mesh, self._abstract_state = global_mesh, abstract_state
         self._waits = not options.enable_async_checkpointing
         near = Disk(local_directory, keep=_kept(local, None), save_when=_Wanted(_saved(local)))
-        job = {"local_root": paths.path_or_url(local_directory)} if process_count() > 1 else {}
         self._directory = place_of(persistent_directory)
         self._manager = sync.CheckpointManager(
             persistent_directory,
@@ -189,7 +189,7 @@ class CheckpointManager:
             metadata=metadata,
             tiers=() if local.read_only else near,
             clean=options.cleanup_tmp_directories,
-            config=Config.load(arguments={"job": job}) if job else None,
+            config=_config_of_job(local_directory),
         )
         self._manager.__enter__()
         self._besides: managers.CheckpointManager | None = None
@@ -274,13 +274,12 @@ class CheckpointManager:
                 step, args=dataset, force=force, custom_metadata=custom_metadata
             )
 
-        asked = leaf_formats(state.item, getattr(state, "save_args", None), SaveFormat(), None)
         save = self._manager.save(
             step,
             Composite({STATE: state.item}),
             force=force,
             custom_metadata=custom_metadata,
-            save_args=None if asked is None else {STATE: asked},
+            save_args=_formats_of(state),
         )
         if save is not None and self._waits:
             save.result()
@@ -413,8 +412,12 @@ class ReplicatorCheckpointManager:
             preservation_policy=options.preservation_policy,
             enable_async_checkpointing=options.enable_async_checkpointing,
         )
-        self._local = managers.CheckpointManager(local_directory, options=given)
-        self._besides = None
+        self._local: managers.CheckpointManager | _JobSteps
+        if process_count() > 1:
+            self._local = _JobSteps(local_directory, options)
+        else:
+            self._local = managers.CheckpointManager(local_directory, options=given)
+        self._besides: managers.CheckpointManager | None = None
         if persistent_directory is not None:
             self._besides = managers.CheckpointManager(
                 persistent_directory, options=given, handler_registry=handler_registry
@@ -529,7 +532,7 @@ class ReplicatorCheckpointManager:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _managers(self) -> Sequence[managers.CheckpointManager]:
+    def _managers(self) -> Sequence[managers.CheckpointManager | _JobSteps]:
         return [self._local] if self._besides is None else [self._besides, self._local]
 
     def _beside(self) -> managers.CheckpointManager:
@@ -537,6 +540,144 @@ class ReplicatorCheckpointManager:
             raise SpecError("there is a dataset, and persistent_directory is not given")
 
         return self._besides
+
+
+@final
+class _JobSteps:
+    """The steps of a job of which each process has a local directory, and in it a part of each.
+
+    What a `ReplicatorCheckpointManager` asks of Orbax's other manager, whose directory all processes share.
+
+    Args:
+        local_directory: Of this process; no other one sees it.
+        options: When to save, what to keep, and how.
+    """
+
+    def __init__(
+        self, local_directory: str | os.PathLike[str], options: ReplicatorCheckpointManagerOptions
+    ) -> None:
+        self._waits = not options.enable_async_checkpointing
+        self.directory = place_of(local_directory)
+        when = StepOptions(
+            save_interval_steps=options.save_interval_steps, should_save_fn=options.should_save_fn
+        )
+        kept = options.preservation_policy
+        self._manager = sync.CheckpointManager(
+            local_directory,
+            save_when=_Wanted(save_policy_of(when)),
+            keep=KeepAll() if kept is None else kept_by(kept),
+            names=names_of(options.step_name_format or standard_name_format()),
+            config=_config_of_job(local_directory),
+        )
+        self._manager.__enter__()
+
+    def all_steps(self, read: bool = False) -> Sequence[int]:
+        """Return every step of which all processes have their parts."""
+        if read:
+            self.reload()
+
+        return list(self._manager.all_steps())
+
+    def latest_step(self) -> int | None:
+        """Return the last step; None if there is none."""
+        return self._manager.latest_step()
+
+    def reload(self) -> None:
+        """List the directories of all again."""
+        self._manager.reload()
+
+    def reached_preemption(self, step: int) -> bool:
+        """Return whether the job is to end after this step."""
+        return reached_preemption(step)
+
+    def should_save(self, step: int) -> bool:
+        """Return whether `save` would save a step."""
+        return self._manager.should_save(step)
+
+    def is_saving_in_progress(self) -> bool:
+        """Return whether a save is under way."""
+        return bool(self._manager.saving)
+
+    def delete(self, step: int) -> None:
+        """Delete a step in all processes."""
+        self._manager.delete(step)
+
+    def save(
+        self, step: int, args: CompositeArgs, *, force: bool, custom_metadata: dict[str, Any] | None
+    ) -> bool:
+        """Save a step; return whether it is wanted.
+
+        Raises:
+            ValueError: If there is more than a state.
+        """
+        save = self._manager.save(
+            step,
+            Composite({STATE: (state := _state_alone(args)).item}),
+            force=force,
+            custom_metadata=custom_metadata,
+            save_args=_formats_of(state),
+        )
+        if save is not None and self._waits:
+            save.result()
+
+        return save is not None
+
+    def restore(self, step: int | None, args: CompositeArgs) -> CompositeArgs:
+        """Return the state of a step, as its arguments say."""
+        state = _state_alone(args)
+        item, restore_args = getattr(state, "item", None), getattr(state, "restore_args", None)
+        target = None if restore_args is None else target_of(item, restore_args)
+        like = item if target is None else target[0]
+        return CompositeArgs(
+            **{STATE: self._manager.restore(step, item=STATE, like=... if like is None else like)}
+        )
+
+    def item_metadata(self, step: int) -> Any:
+        """Refuse: each process has a part."""
+        raise _without("item_metadata in a job of several processes")
+
+    def metadata(self, step: int | None = None) -> Any:
+        """Refuse: each process has a part."""
+        raise _without("metadata in a job of several processes")
+
+    def wait_until_finished(self) -> None:
+        """Return when no save is under way."""
+        self._manager.wait()
+
+    def check_for_errors(self) -> None:
+        """Do nothing: the next call raises what failed."""
+
+    def close(self) -> None:
+        """Wait for all saves, and give the directory back."""
+        self._manager.__exit__(None, None, None)
+
+
+def _config_of_job(local_directory: str | os.PathLike[str]) -> Config | None:
+    """Return the configuration of a job whose processes each have this directory; None for one alone."""
+    if process_count() == 1:
+        return None
+
+    return Config.load(arguments={"job": {"local_root": paths.path_or_url(local_directory)}})
+
+
+def _state_alone(args: CompositeArgs) -> Any:
+    """Return the arguments of the state.
+
+    Raises:
+        ValueError: If there are others.
+    """
+    items = dict(cast("Mapping[str, Any]", args).items())
+    others = [name for name in items if name != STATE]
+    if others:
+        raise SpecError(f"in a job of several processes there is a {STATE!r} alone, and no {others[0]!r}")
+
+    return items[STATE]
+
+
+def _formats_of(state: Any) -> Any:
+    """Return the formats that are asked for the leaves of a state."""
+    asked = leaf_formats(state.item, getattr(state, "save_args", None), SaveFormat(), None)
+    return None if asked is None else {STATE: asked}
 
 
 def _saved(options: LocalCheckpointOptions | PersistentCheckpointOptions) -> SaveDecisionPolicy:
