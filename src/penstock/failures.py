@@ -159,7 +159,7 @@ def plan_intervals(tiers: Sequence[TierCosts], failures: Failures) -> Intervals:
     found: dict[str, float] = {}
     survived: frozenset[str] = frozenset()
     for group in _groups(tiers):
-        kinds = frozenset().union(*[tier.survives for tier in group]) - survived
+        kinds = frozenset[str]().union(*[tier.survives for tier in group]) - survived
         share = sum([failures.shares.get(kind, 0.0) for kind in kinds])
         cost, copy = sum([tier.save_s for tier in group]), max([tier.copy_s for tier in group])
         best = max(copy, daly_interval(cost, failures.mean_s / share)) if share else math.inf

@@ -157,7 +157,8 @@ async def test_saves_are_finished_with_the_options_and_the_environment_of_the_tr
 
         for name, value in {**CREDENTIALS, "PENSTOCK_STORE__S3__ENDPOINT": server.endpoint}.items():
             monkeypatch.setenv(name, value)
-        async for step in penstock.watch(root, timeout_s=100, interval_s=0.2):
+        step = 0
+        async for step in penstock.watch(root, timeout_s=100, interval_s=0.2):  # the last one
             if step >= kept:
                 break
 

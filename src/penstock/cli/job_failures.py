@@ -126,8 +126,9 @@ def run_failures(options: argparse.Namespace, output: Output) -> int:
         tiers = [_costs_of(name, run, given) for name in named]
         _check(tiers, given)
         plan = plan_intervals(tiers, failures)
-        steps = {} if step_s is None else in_steps(tiers, plan, step_s)
+        steps: Mapping[str, int] = {}
         if step_s is not None:
+            steps = in_steps(tiers, plan, step_s)
             plan = {name: steps[name] * step_s if name in steps else math.inf for name in plan}
 
         seed = options.seed or 0
@@ -202,8 +203,15 @@ def _costs_of(name: str, run: _Run, given: Mapping[str, Mapping[str, float]]) ->
     if kind not in ASSUMED and name not in run.tiers:
         raise CommandError(f"--tiers: {hint_at(name, list(ASSUMED))}")
 
-    assumed = replace(ASSUMED.get(kind, ASSUMED["root"]), name=name)  # a bucket that is no root is one, too
-    return replace(assumed, **{**run.measured.get(name, {}), **given.get(name, {})})
+    assumed = ASSUMED.get(kind, ASSUMED["root"])  # a bucket that is no root is one, too
+    known = {**run.measured.get(name, {}), **given.get(name, {})}
+    return replace(
+        assumed,
+        name=name,
+        save_s=known.get("save_s", assumed.save_s),
+        copy_s=known.get("copy_s", assumed.copy_s),
+        restore_s=known.get("restore_s", assumed.restore_s),
+    )
 
 
 def _given_costs(text: str) -> tuple[str, Mapping[str, float]]:

@@ -23,7 +23,7 @@ from typing import Any, Final, Self, cast, final
 
 import jax
 
-from penstock import Composite, Config, SaveFormat, sync
+from penstock import Composite, Config, SaveFormat, SaveFuture, sync
 from penstock.embedding import paths
 from penstock.errors import SpecError
 from penstock.orbax import checkpoint_manager as managers
@@ -557,6 +557,7 @@ class _JobSteps:
         self, local_directory: str | os.PathLike[str], options: ReplicatorCheckpointManagerOptions
     ) -> None:
         self._waits = not options.enable_async_checkpointing
+        self._last: SaveFuture | None = None
         self.directory = place_of(local_directory)
         when = StepOptions(
             save_interval_steps=options.save_interval_steps, should_save_fn=options.should_save_fn
@@ -596,7 +597,7 @@ class _JobSteps:
 
     def is_saving_in_progress(self) -> bool:
         """Return whether a save is under way."""
-        return bool(self._manager.saving)
+        return self._last is not None and not self._last.done
 
     def delete(self, step: int) -> None:
         """Delete a step in all processes."""
@@ -617,6 +618,7 @@ class _JobSteps:
             custom_metadata=custom_metadata,
             save_args=_formats_of(state),
         )
+        self._last = save or self._last
         if save is not None and self._waits:
             save.result()
 
