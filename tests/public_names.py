@@ -17,6 +17,9 @@ NAMES = {
         Config FlowOptions JobLimits JobOptions LoopOptions MemoryOptions SaveArgs SaveFormat StoppingOptions
         StoreOptions TierOptions
     """,
+    "penstock.failures": """
+        ASSUMED PUBLISHED Failures Intervals JobTime TierCosts daly_interval in_steps plan_intervals simulate
+    """,
     "penstock.items": "Array Composite Json NumpyRandomKey Proto PyTree RandomKey SaveRequest for_items",
     "penstock.memory": "MemoryKeywords config_and_regulator",
     "penstock.pipelines": """

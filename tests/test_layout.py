@@ -300,6 +300,7 @@ IS_ALSO_ABOUT = {
     "checkpointer/test_base_links.py": ("stages.reuse",),
     "kernel/pipeline/test_runner.py": ("kernel.concurrency",),
     "tools/test_convert_together.py": ("handlers.coordinators",),
+    "tuning/test_failures.py": ("reports",),
     "verification/test_copying.py": ("kernel.concurrency",),
     "checkpointer/test_description.py": ("handlers.formats",),
     "checkpointer/test_direct_io_saves.py": ("handlers.stores",),

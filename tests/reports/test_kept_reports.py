@@ -336,7 +336,7 @@ def test_what_a_budget_made_slow_is_kept_as_limited_by_memory() -> None:
         report = Machine().save(replace(DEFAULTS, limit_bytes=limit))
         statistics = MemoryRegulator(limit).statistics()
 
-        (found,) = _kept(report, "1", 0.0, statistics, 0, {}, True).reports
+        (found,) = _kept(report, "1", "root", 0.0, statistics, 0, {}, True).reports
 
         assert found.limited_by == why
         assert found.explanation == report.explain()
