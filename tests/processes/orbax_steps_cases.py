@@ -17,6 +17,7 @@ from penstock.errors import PeerFailedError, PlansDifferError
 from penstock.orbax import emergency, v1
 
 OVER_ALL = P(("host", "device"))
+STRUCT: Any = jax.ShapeDtypeStruct
 
 
 async def orbaxs_manager_saves_steps(here: Here) -> Any:
@@ -209,7 +210,7 @@ async def orbaxs_emergency_manager_saves(here: Here) -> Any:
     mesh, x = mesh_of(here.count), np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     local, persistent = here.folder / f"disk {here.rank}", here.folder / "persistent"
 
-    def state(step: int) -> dict[str, Any]:
+    def state(step: int) -> Any:
         return spread({"w": x + step, "all": x[:4] - step}, {"w": OVER_ALL, "all": P()}, mesh)
 
     def opened() -> emergency.CheckpointManager:
@@ -217,9 +218,7 @@ async def orbaxs_emergency_manager_saves(here: Here) -> Any:
             local=emergency.LocalCheckpointOptions(save_interval_steps=2, max_to_keep=2),
             persistent=emergency.PersistentCheckpointOptions(save_interval_steps=6),
         )
-        abstract = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state(0)
-        )
+        abstract = jax.tree.map(lambda leaf: STRUCT(leaf.shape, leaf.dtype, sharding=leaf.sharding), state(0))
         return emergency.CheckpointManager(local, persistent, mesh, abstract, options=options)
 
     def save() -> dict[str, Any]:
@@ -264,7 +263,7 @@ async def orbaxs_replicator_manager_saves(here: Here) -> Any:
     mesh, x = mesh_of(here.count), np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     local = here.folder / f"disk {here.rank}"
 
-    def state(step: int) -> dict[str, Any]:
+    def state(step: int) -> Any:
         return spread({"w": x + step, "all": x[:4] - step}, {"w": OVER_ALL, "all": P()}, mesh)
 
     def opened() -> emergency.ReplicatorCheckpointManager:
@@ -281,8 +280,8 @@ async def orbaxs_replicator_manager_saves(here: Here) -> Any:
 
         with opened() as manager:
             wanted = ocp.checkpoint_utils.construct_restore_args(state(2))
-            args = ocp.args.Composite(state=ocp.args.PyTreeRestore(state(0), restore_args=wanted))
-            found["resumed"] = [manager.latest_step(), differences(manager.restore(2, args).state, state(2))]
+            asked = ocp.args.Composite(state=ocp.args.PyTreeRestore(state(0), restore_args=wanted))
+            found["resumed"] = [manager.latest_step(), differences(manager.restore(2, asked).state, state(2))]
 
         found["there"] = sorted(path.name for path in local.iterdir() if path.name.isdigit())
         return found
