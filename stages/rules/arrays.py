@@ -575,25 +575,40 @@ def moved(array: NdArray) -> NdArray:
     return array.view(_MOVED_AS.get(array.dtype.itemsize, array.dtype))
 
 
-_BLOCK: Final = 256
-"""Rows and columns that are moved together: their lines stay in the cache of a processor."""
+_ROWS: Final = 512
+_COLUMNS: Final = 128
+"""Of a block: it is small enough for the cache of a processor, in elements of any size."""
+_LINE: Final = 64
+"""Bytes. Rows of a block are so far from each other that no two begin in the same set of a cache."""
+_PLANE: Final = 2**16
+"""Bytes. What is less in each plane is not worth a block."""
 
 
 def move(part: NdArray, to: NdArray) -> None:
-    """Copy elements, bit for bit. Of a large transposed part block by block, which takes half as long."""
+    """Copy elements, bit for bit. Of a large transposed part block by block, in a third of the time.
+
+    Rows of a power of two compete for the few places that a cache has for them, and a transposed copy meets
+    all of them for each line. So a block goes through memory in which its rows begin elsewhere.
+    """
     source, place = moved(part), moved(to)
-    inner = {_innermost(array) for array in (source, place)}
-    if len(inner) < 2 or max(source.shape[axis] for axis in inner) <= _BLOCK:
+    inner, outer = _innermost(source), _innermost(place)
+    sides = () if inner == outer else (source.shape[inner], source.shape[outer])
+    narrow = not sides or min(sides) * source.itemsize < _LINE
+    if narrow or source.itemsize > 8 or math.prod(sides) * source.itemsize < _PLANE:
         place[...] = source
         return
 
-    one, other = sorted(inner)
-    block: list[Any] = [slice(None)] * source.ndim
-    for first in range(0, source.shape[one], _BLOCK):
-        block[one] = slice(first, first + _BLOCK)
-        for second in range(0, source.shape[other], _BLOCK):
-            block[other] = slice(second, second + _BLOCK)
-            place[tuple(block)] = source[tuple(block)]
+    source, place = (np.moveaxis(array, (outer, inner), (-2, -1)) for array in (source, place))
+    room = np.empty((_ROWS, _COLUMNS + max(1, _LINE // source.itemsize)), source.dtype)
+    for plane in np.ndindex(source.shape[:-2]):
+        rows, made = source[plane], place[plane]
+        for first in range(0, rows.shape[0], _ROWS):
+            for second in range(0, rows.shape[1], _COLUMNS):
+                within = (slice(first, first + _ROWS), slice(second, second + _COLUMNS))
+                piece = rows[within]
+                block = room[: piece.shape[0], : piece.shape[1]]
+                block[...] = piece
+                made[within] = block
 
 
 def _innermost(array: NdArray) -> int:
