@@ -115,7 +115,7 @@ EVENTS = """
     memory.unreadable restore. restore.finished restore.overtaken save. save.callback_failed
     save.cancelled save.failed save.finalized save.left_behind save.may_not_fit save.not_linked save.started
     save.unchanged step.cleaned_up step.deleted step.deletion_hangs step.left_behind step.metric_missing
-    step.no_base step.not_deleted step.other_names step.retention_failed step.root_in_use
+    step.not_deleted step.other_names step.retention_failed step.root_in_use
     step.root_is_checkpoint step.trash_ignored step.unreadable steps.no_signals
 """
 """Events; of `restore.renamed` and the like, and of `save.staged` and the like, how they begin."""

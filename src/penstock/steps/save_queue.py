@@ -624,20 +624,10 @@ class StepSaves:
         self, level: Level, step: int, items: Composite, request: SaveRequest, onward: Onward | None
     ) -> SaveFuture:
         save, known = self._checkpointer.operations.save, level.base(step) if self._link else None
-        if request.base is not None or known is None:
-            return await save(request, items, onward)
-        if self._engine.is_joint:  # one that finds it damaged could not save once more without the others
-            return await save(replace(request, base=BaseIfWhole(known)), items, onward)
+        if request.base is None and known is not None:
+            request = replace(request, base=BaseIfWhole(known))  # the new step does not need it
 
-        try:
-            return await save(replace(request, base=known), items, onward)
-        except (CorruptCheckpointError, StorageError) as error:
-            if not error.path.startswith(known):
-                raise
-
-            # It was removed or damaged; the new step does not need it.
-            self._events.warning("step.no_base", base=known, error=repr(error))
-            return await save(request, items, onward)
+        return await save(request, items, onward)
 
     def _note_done(self, step: int, pending: _Pending, future: SaveFuture) -> None:
         """Record the step before any task that awaits the save continues."""
