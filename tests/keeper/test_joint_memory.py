@@ -86,7 +86,7 @@ async def killed_when_kept(root: Path, keepers: Sequence[RunningKeeper], step: i
     aside.rename(root)
 
 
-@pytest.mark.parametrize("numbers", [(0, 1, 2), (2, 0, 1)])
+@pytest.mark.parametrize("numbers", [pytest.param((0, 1, 2), marks=pytest.mark.slow), (2, 0, 1)])
 async def test_after_all_were_killed_the_step_is_found_wherever_it_is(
     keepers: list[RunningKeeper], tmp_path: Path, numbers: tuple[int, ...]
 ) -> None:
@@ -274,6 +274,7 @@ async def killed_with_peers(root: Path, keepers: Sequence[RunningKeeper], step: 
     aside.rename(root)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("lost", range(COUNT))
 async def test_a_lost_host_costs_no_step_that_its_peer_has(
     three_hosts: list[RunningKeeper], start: Start, tmp_path: Path, lost: int

@@ -82,9 +82,20 @@ async def save_with_a_loss(
     return n_asked
 
 
-@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("when", "every"),
+    [
+        ("before", 3),  # each question needs a keeper of its own
+        pytest.param("before", 1, marks=pytest.mark.slow),
+        pytest.param("after", 1, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_save_whose_keeper_is_killed_at_any_question_goes_on_to_the_next_tier(
-    relayed: Callable[[], tuple[RunningKeeper, Relay]], tmp_path: Path, assert_same: AssertSame, when: When
+    relayed: Callable[[], tuple[RunningKeeper, Relay]],
+    tmp_path: Path,
+    assert_same: AssertSame,
+    when: When,
+    every: int,
 ) -> None:
     n, n_asked = 1, 10**9
     while n <= n_asked + N_MORE:
@@ -97,11 +108,12 @@ async def test_a_save_whose_keeper_is_killed_at_any_question_goes_on_to_the_next
         asked = await save_with_a_loss(tmp_path / str(n), relay, n, when, strike, assert_same)
         n_asked = asked if n > asked else n_asked
         relay.close()
-        n += 1
+        n += every
 
     assert n > 12, "each question of a save is visited"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("n", [6, 12, 18, 24])
 async def test_a_save_whose_keeper_stands_still_goes_on_and_the_keeper_removes_its_part(
     relayed: Callable[[], tuple[RunningKeeper, Relay]],

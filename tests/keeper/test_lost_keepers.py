@@ -7,14 +7,16 @@ import os
 import signal
 import socket
 import struct
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.keeper.conftest import Start
+from tests.keeper.conftest import Start, start_at
 
 from penstock import Checkpointer
 from penstock.errors import ClaimLostError, ConfigError, KeeperLostError, NoSpaceError, StorageError
@@ -53,19 +55,33 @@ OPERATIONS: dict[str, Callable[[KeeperStore, Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_without_a_keeper_each_operation_is_an_error(start: Start, name: str) -> None:
-    keeper = start()
-    store = keeper.store()
-    store.make_directory("/a")
-    store.write_file("/a/file", b"content")
-    with closing(store.create_data_file("/a/begun")) as file:
-        file.write_at(0, [memoryview(b"begun")])
-        keeper.kill()
-        with pytest.raises(KeeperLostError) as caught:
-            OPERATIONS[name](store, file)
+@pytest.fixture(scope="module")
+def lost(short_folder: Path) -> Iterator[Mapping[str, tuple[KeeperStore, Any]]]:
+    """For each operation a store, and a file that it wrote; their one keeper was killed."""
+    keeper = start_at(str(Path(tempfile.mkdtemp(dir=short_folder)) / "keeper"), 2**28, float("inf"))
+    found: dict[str, tuple[KeeperStore, Any]] = {}
+    with ExitStack() as stack:
+        for name in OPERATIONS:
+            store = keeper.store()
+            store.make_directory("/a")
+            store.write_file("/a/file", b"content")
+            file = stack.enter_context(closing(store.create_data_file(f"/a/begun for {name}")))
+            file.write_at(0, [memoryview(b"begun")])
+            found[name] = store, file
 
-    assert keeper.socket in str(caught.value)
+        keeper.kill()
+        yield found
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_without_a_keeper_each_operation_is_an_error(
+    lost: Mapping[str, tuple[KeeperStore, Any]], name: str
+) -> None:
+    store, file = lost[name]
+    with pytest.raises(KeeperLostError) as caught:
+        OPERATIONS[name](store, file)
+
+    assert "/keeper" in str(caught.value)
 
 
 def test_one_that_stands_still_is_an_error_after_the_limit_at_each_operation(start: Start) -> None:
