@@ -112,6 +112,7 @@ crash-long: $(VENV)/.installed ## The same at 1,000 moments, in half an hour
 
 tiers-proof: $(VENV)/.installed ## Break trainings, keepers, hosts, links, disks and a bucket at random moments, and look at what jobs resume from (make tiers-proof FAULTS=1000 SEED=1)
 	$(BIN)/python -m tests.proofs.tiers $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(TIERS)
+	$(BIN)/python -m tests.proofs.kill_matrix
 
 convert-proof: $(VENV)/.installed ## Convert 1,000 random trees with random rules and compare with NumPy; kill 200 conversions and go on with them (make convert-proof TREES=100 KILLS=10 SEED=1)
 	$(BIN)/python -m tests.proofs.conversions $(if $(TREES),--trees $(TREES)) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))

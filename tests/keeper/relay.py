@@ -20,10 +20,11 @@ class Relay:
     Args:
         path: Its own socket.
         keeper: The keeper's.
+        watch: Called with each question, before it is passed on.
     """
 
-    def __init__(self, path: str, keeper: str) -> None:
-        self._path, self._keeper = path, keeper
+    def __init__(self, path: str, keeper: str, watch: Callable[[bytes], object] | None = None) -> None:
+        self._path, self._keeper, self._watch = path, keeper, watch
         self._lock = Lock()
         self._open: list[socket.socket] = []
         self._left, self._when = -1, "before"
@@ -72,6 +73,9 @@ class Relay:
         with suppress(OSError, ValueError), client, keeper:
             while question := _message(client):
                 data, _ = question
+                if self._watch is not None:
+                    self._watch(data)
+
                 is_due = self._count()
                 if is_due and self._when == "before":
                     self._strike()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from tests.proofs.kill_matrix import POINTS, VICTIMS, words_of
 from tests.proofs.tiers import Found, Lost, promised
+
+from penstock.handlers.stores.keeper import messages
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +27,26 @@ def test_what_broken_jobs_leave_is_found_again(on: str) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "8 faults, 8 recoveries" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(2000)
+def test_who_is_killed_at_any_point_of_the_protocol_costs_no_step_that_is_promised() -> None:
+    command = [sys.executable, "-m", "tests.proofs.kill_matrix"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert f"{len(VICTIMS) * len(POINTS) * 2} kills at {len(POINTS)} points" in done.stdout
+
+
+def test_each_question_that_a_keeper_knows_is_a_point_of_the_matrix() -> None:
+    asked_otherwise = {messages.Release, messages.Status, messages.Stop, messages.TakeOver}
+    kinds = set(get_args(messages.Request)) - asked_otherwise - {messages.Move}
+
+    assert {words_of(kind) for kind in kinds} | {"publish", "rename"} == {
+        point for point in POINTS if not point.startswith("of a peer: ")
+    }
 
 
 def found(**more: object) -> Found:

@@ -21,14 +21,16 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 from threading import Thread
 from typing import Final, Literal, cast
 
 import anyio
+from tests.cloud.server_processes import running_on_free_ports
+from tests.cloud.servers import ENVIRONMENT, Server, program, seaweedfs_command, wait_for_bucket
 from tests.proofs.crash_loop import fork
 
 from penstock.keeper.process import arguments
@@ -140,6 +142,7 @@ class Host:
         self.folder = folder / f"h{number}"
         self.disk = self.folder / "disk"
         self.socket = str(self.folder / "keeper")
+        self.door = self.socket  #: by which trainings reach the keeper
         self._keeper: subprocess.Popen[bytes] | None = None
         self.disk.mkdir(parents=True)
         os.chmod(self.folder, 0o700)
@@ -167,6 +170,23 @@ class Host:
             command = [sys.executable, "-m", "penstock.keeper", *given]
             # This process runs no thread.
             self._keeper = subprocess.Popen(command, preexec_fn=self.enter)
+
+    def wait_started(self) -> None:
+        """Return once its keeper listens: a training would start another one."""
+        until = time.monotonic() + SAYS_S
+        while True:
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as tried:
+                tried.connect(self.socket)
+                return
+
+            assert time.monotonic() < until, "a keeper does not listen"
+            time.sleep(0.01)
+
+    @property
+    def keeper_process(self) -> int:
+        """The keeper's process."""
+        assert self._keeper is not None, "it runs"
+        return self._keeper.pid
 
     def lose_keeper(self) -> None:
         """Kill its keeper. What that has begun, to finish the steps of a job, goes on."""
@@ -287,6 +307,23 @@ class Relay:
                     to[source].sendall(data)
                     if self._now == "slow":
                         time.sleep(len(data) / SLOW_BYTES_S)
+
+
+@contextmanager
+def bucket_server(folder: Path) -> Generator[Server]:
+    """Run a server of buckets, without obstore in this process: that has threads, and this one forks."""
+    weed = program("weed")
+    assert weed is not None, "it was looked for"
+    with running_on_free_ports(
+        lambda ports: seaweedfs_command(weed, folder, ports), folder, ENVIRONMENT
+    ) as ports:
+        server = Server("SeaweedFS", f"http://127.0.0.1:{ports[0]}")
+        read, write = os.pipe()
+        child = fork(lambda _: wait_for_bucket(server), write)
+        os.close(read)
+        os.close(write)
+        assert os.waitpid(child, 0)[1] == 0, "the bucket cannot be written"
+        yield server
 
 
 class Services:

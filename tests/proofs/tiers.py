@@ -50,9 +50,9 @@ from typing import Final
 
 import anyio
 import numpy as np
-from tests.cloud.servers import program, seaweedfs
+from tests.cloud.servers import program
 from tests.proofs.crash_loop import LOADED, fork
-from tests.proofs.tier_hosts import Host, Network, Relay, Services, Training, has_namespaces
+from tests.proofs.tier_hosts import Host, Network, Relay, Services, Training, bucket_server, has_namespaces
 
 from penstock import CheckpointManager, JobOptions, PerProcess, SaveFuture
 from penstock.config import Config, JobLimits, StoreOptions
@@ -102,7 +102,7 @@ async def train(setting: Setting, host: Host, index: int, out: int) -> None:
     logger = logging.getLogger("penstock")
     logger.setLevel(logging.INFO)
     logger.addHandler(_Events(say))
-    keeper = KeeperOptions(socket=host.socket)
+    keeper = KeeperOptions(socket=host.door)
     config = Config(
         store=StoreOptions(keeper=keeper, s3=S3Options(lease_s=LEASE_S)),
         job=JobOptions(local_root=str(host.disk / f"p{index}")),
@@ -139,7 +139,7 @@ async def _train(
     say("resumed", -1 if latest is None else latest)
     for step in range((-1 if latest is None else latest) + 1, 10**9):
         state = setting.state(step, index)
-        save = await manager.save(step, state)
+        save = await manager.save(step, state, compare="digest")  # so that what did not change is linked
         assert save is not None
         state["w"][:] = -1  # type: ignore[index]  # as a training does that donates its state
         save.add_done_callback(partial(_say_durable, say, step))
@@ -261,18 +261,29 @@ class Round:
         world: Where.
         number: Of the job.
         rng: Chooses.
+        places: The host of each process; by default any.
+        n_peers: To how many hosts each step is sent; by default any number.
     """
 
-    def __init__(self, world: World, number: int, rng: random.Random) -> None:
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        rng: random.Random,
+        places: Sequence[int] | None = None,
+        n_peers: int | None = None,
+    ) -> None:
         self._world, self._rng = world, rng
         n_hosts = len(world.hosts)
-        self._places = [index % n_hosts for index in range(world.n_processes)]
-        rng.shuffle(self._places)
+        spread = [index % n_hosts for index in range(world.n_processes)]
+        self._places = rng.sample(spread, len(spread)) if places is None else list(places)
         self._lost = Lost()
-        self._n_peers = min(rng.choice((1, 1, 2)), n_hosts - 1)
+        self._n_peers = min(rng.choice((1, 1, 2)), n_hosts - 1) if n_peers is None else n_peers
         setting = Setting(world.root, number, self._n_peers, world.n_processes, world.services)
         for host in world.hosts:
             host.start()
+        for host in world.hosts:
+            host.wait_started()
 
         self._jobs = [
             Training(partial(train, setting, world.hosts[place], index))
@@ -339,6 +350,9 @@ class Round:
 
     def _some_hosts(self, most: int) -> list[int]:
         return self._rng.sample(range(len(self._world.hosts)), self._rng.randrange(1, most + 1))
+
+    def _nobody(self) -> None:
+        self._goes_on()
 
     def _trainer(self) -> None:
         for job in self._rng.sample(self._jobs, self._rng.randrange(1, len(self._jobs) + 1)):
@@ -514,7 +528,7 @@ def main(given: Sequence[str] | None = None) -> int:
         stack.callback(worlds[0].close)
         if weed is not None:
             (made / "weed").mkdir()
-            server = stack.enter_context(seaweedfs(made / "weed"))
+            server = stack.enter_context(bucket_server(made / "weed"))
             relay = Relay(int(server.endpoint.rpartition(":")[2]), network)
             stack.callback(relay.close)
             os.environ.update(server.environ(relay.endpoint))
@@ -537,6 +551,7 @@ def import_all(folder: Path) -> None:
     async def try_out(out: int) -> None:
         host = Host(folder, 0, None)
         host.start()
+        host.wait_started()
         try:
             os.environ["PENSTOCK_STORE__KEEPER__SOCKET"] = host.socket
             tiers: list[Memory | Disk] = [Memory(), Disk(host.disk / "near")]
