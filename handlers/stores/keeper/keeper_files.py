@@ -27,9 +27,6 @@ _RESERVED_AT_ONCE: Final = 256 * 2**20
 """By one question, so that the answer takes a limited time however long the file is."""
 
 _MOST_AHEAD: Final = 32 * 2**20
-"""Reserved before anything is written, and then beyond what is written. The keeper makes fresh pages, which
-takes as long as to write them, while the ones before are filled."""
-
 _LEAST_MARGIN: Final = 2**24
 _MAPPED_FROM: Final = 2**20
 _COPIED_FROM: Final = 2**16  # what is shorter is written by a system call
@@ -106,7 +103,6 @@ class KeeperDataFile:
         "_descriptor",
         "_draft",
         "_end",
-        "_expected",
         "_is_alone",
         "_is_ended",
         "_is_zero",
@@ -142,7 +138,7 @@ class KeeperDataFile:
         self._descriptor = self._source = -1  # until something is reserved, and when it is closed
         self._pages = 0
         self._memory: npt.NDArray[np.uint8] | None = None
-        self._reserved = self._end = self._expected = 0
+        self._reserved = self._end = 0
         self._is_zero = True  # whether nothing was ever written into the pages
         self._is_ended = False  # whether the keeper knows how long it is
         self._written: list[tuple[int, int]] = []
@@ -150,15 +146,14 @@ class KeeperDataFile:
         self._reserving = Lock()
 
     def allocate(self, nbytes: int) -> None:
-        """Have the keeper find room for the first bytes, and reserve pages: all of them, if they are there.
+        """Have the keeper reserve pages for the first bytes.
 
         Raises:
             StorageError: With `errno.ENOSPC` if it has no room.
         """
         with self._reserving:
-            self._expected = max(self._expected, nbytes)
-            self._reserve(min(nbytes, _MOST_AHEAD))
-            if self._reserved >= max(nbytes, _MAPPED_FROM) and self._memory is None:
+            self._reserve(nbytes)
+            if self._reserved >= _MAPPED_FROM and self._memory is None:
                 self._memory = self._mappings.of(self._pages, self._source, self._reserved)
 
     def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
@@ -263,11 +258,8 @@ class KeeperDataFile:
         with self._reserving:
             if end <= self._reserved:
                 return
-            ahead = min(2 * self._reserved, self._reserved + _MOST_AHEAD)
-            if self._reserved < self._expected:
-                ahead = min(self._reserved + _MOST_AHEAD, self._expected)
             try:
-                self._reserve(max(end, ahead))
+                self._reserve(max(end, min(2 * self._reserved, self._reserved + _MOST_AHEAD)))
             except StorageError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -282,7 +274,7 @@ class KeeperDataFile:
                 self._reserve_alone(upto)
                 continue
 
-            wanted = Reserve(self._number, upto, max(nbytes, self._expected), self._descriptor < 0)
+            wanted = Reserve(self._number, upto, nbytes, self._descriptor < 0)
             try:
                 found, descriptors = self._connections.call_for_file("allocate", self.path, wanted, Reserved)
             except KeeperLostError:

@@ -456,10 +456,6 @@ class Keeper:
         """Give a file pages, which takes a while if they are fresh."""
         pages = self._pages_of(request)
         before = pages.nbytes
-        # Before a save has written anything, so that it can go elsewhere.
-        if request.wants_descriptors and self._pool.room_bytes < request.expected - before:
-            raise NoRoom(request.expected - before, self._pool.room_bytes)
-
         pages.n_reserving += 1  # before anything is waited for: another file could get the pages
         try:
             await self._fill(pages, request.nbytes)
