@@ -20,7 +20,10 @@ from typing import Any, Final, cast
 import anyio
 import jax
 import numpy as np
+from tests.object_server import BUCKET, CREDENTIALS
 
+from penstock.config import Config
+from penstock.handlers import ArrayHandler, default_handlers
 from penstock.handlers.stores.keeper.keeper_store import KeeperStore
 from penstock.keeper.process import arguments
 from penstock.kernel.errors import KeeperLostError
@@ -98,6 +101,57 @@ async def saves(root: Path, make: Callable[[], Mapping[str, Any]], name: str) ->
     shown("restored: mapped and verified", restored)
 
 
+SLOW_SERVER: Final = """
+import sys, time
+from threading import Lock
+from tests.object_server import InMemory, object_server
+
+class Throttled(InMemory):
+    lock = Lock()
+
+    def put(self, key, data):
+        with self.lock:
+            time.sleep(len(data) / 100e6)
+        return super().put(key, data)
+
+with object_server(Throttled()) as server:
+    print(server.endpoint, flush=True)
+    sys.stdin.read()
+"""
+"""A bucket that takes 100 MB/s, in a process of its own, until its stdin ends."""
+
+
+async def saves_beside_a_slow_root(endpoint: str) -> None:
+    """Save 1 GiB again and again with a budget of 256 MiB, all of it copied, as from an accelerator."""
+    registry, copying = default_handlers(), ArrayHandler(alias_host=False)
+    for type_ in (jax.Array, jax.ShapeDtypeStruct, cast("Any", jax).core.Tracer):
+        registry.register(type_, copying, override=True)
+
+    given = {"store": {"s3": {"endpoint": endpoint}}, "memory": {"limit_bytes": 256 * MIB}}
+    config = Config.load(arguments=given)
+    held_up: list[tuple[float, float]] = []
+    kept: list[tuple[float, float]] = []
+    with anyio.CancelScope() as scope:
+        opened = CheckpointManager(f"s3://{BUCKET}/run", tiers="memory", config=config, registry=registry)
+        async with opened as manager:
+            for step in range(ROUNDS):
+                state = {f"w{number}": jax.numpy.full((64 * MIB,), step, "float32") for number in range(4)}
+                cast("Any", jax).block_until_ready(state)
+                timed = Timed()
+                save = await manager.save(step, state)
+                assert save is not None
+                held_up.append(timed.taken())
+                await save.kept()
+                kept.append(timed.taken())
+
+            scope.cancel()  # the copies to the bucket would take ten seconds each
+
+    name = "1 GiB, budget 256 MiB, a bucket of 100 MB/s"
+    sys.stdout.write(f"{name:44} {'wall':>8} {'proc.':>8}\n")
+    shown("the loop held up, until staged", held_up)
+    shown("kept", kept)
+
+
 def main() -> int:
     """Measure, and print a table."""
     folder = Path(tempfile.mkdtemp(prefix="pk-", dir="/tmp"))
@@ -105,6 +159,10 @@ def main() -> int:
     os.environ["PENSTOCK_STORE__KEEPER__SOCKET"] = socket
     given = arguments(socket, 6 * 2**30, float("inf"), detached=False)
     keeper = subprocess.Popen([sys.executable, "-m", "penstock.keeper", *given])
+    os.environ |= CREDENTIALS
+    bucket = subprocess.Popen(
+        [sys.executable, "-c", SLOW_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         while True:
             try:
@@ -115,9 +173,13 @@ def main() -> int:
 
         anyio.run(saves, folder / "large", large, "512 MiB in 8 arrays")
         anyio.run(saves, folder / "small", small, "4,000 leaves of 1 KiB")
+        assert bucket.stdout is not None
+        anyio.run(saves_beside_a_slow_root, bucket.stdout.readline().strip())
     finally:
-        keeper.kill()
-        keeper.wait()
+        for process in (keeper, bucket):
+            process.kill()
+            process.wait()
+
         shutil.rmtree(folder)
 
     return 0
