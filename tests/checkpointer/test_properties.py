@@ -128,9 +128,16 @@ def plain(tree: Any) -> Any:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
-def test_what_comes_back_is_what_went_in(backend: str, folder: Path, assert_same: AssertSame) -> None:
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize(
+    ("backend", "n"),
+    [
+        ("asyncio", 20),
+        pytest.param("asyncio", 60, marks=pytest.mark.slow),
+        pytest.param("trio", 60, marks=pytest.mark.slow),
+    ],
+)
+def test_what_comes_back_is_what_went_in(backend: str, n: int, folder: Path, assert_same: AssertSame) -> None:
+    @settings(max_examples=n, suppress_health_check=[HealthCheck.too_slow])
     @given(tree=TREES, budget=st.sampled_from(["1KiB", "1MiB"]))
     def check(tree: Any, budget: str) -> None:
         async def trip() -> None:
@@ -154,8 +161,9 @@ def test_what_comes_back_is_what_went_in(backend: str, folder: Path, assert_same
 
 
 @pytest.mark.timeout(120)
-def test_whatever_the_format(folder: Path, assert_same: AssertSame) -> None:
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("n", [10, pytest.param(30, marks=pytest.mark.slow)])
+def test_whatever_the_format(n: int, folder: Path, assert_same: AssertSame) -> None:
+    @settings(max_examples=n, suppress_health_check=[HealthCheck.too_slow])
     @given(tree=TREES, large=LARGE, form=FORMATS)
     def check(tree: Any, large: Any, form: SaveFormat) -> None:
         both = {"tree": tree, "large array": large}

@@ -142,7 +142,7 @@ def steps_of(source: Path, out: Path, written: str) -> list[str]:
         pytest.param("safetensors", "chunked", marks=pytest.mark.slow),
         pytest.param("zarr", "source", marks=pytest.mark.slow),
         pytest.param("zarr", "chunked", marks=pytest.mark.slow),
-        ("coded", "source"),
+        pytest.param("coded", "source", marks=pytest.mark.slow),
         pytest.param("coded", "chunked", marks=pytest.mark.slow),
         pytest.param("coded zarr", "source", marks=pytest.mark.slow),
         pytest.param("coded zarr", "chunked", marks=pytest.mark.slow),

@@ -260,10 +260,13 @@ def test_a_file_cut_short_anywhere_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.many_cases
-def test_a_file_with_any_byte_changed_opens_or_is_an_error_with_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "first", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_a_file_with_any_byte_changed_opens_or_is_an_error_with_its_name(tmp_path: Path, first: int) -> None:
     data = packed(WHOLE)
     refused = 0
-    for at in range(len(data)):
+    for at in range(first, len(data), 3):
         for wrong in {0x00, 0x80, 0x91, 0xC0, 0xC1, 0xC9, 0xDB, 0xDD, 0xFF} - {data[at]}:
             write(tmp_path, data[:at] + bytes([wrong]) + data[at + 1 :])
             try:
@@ -271,7 +274,7 @@ def test_a_file_with_any_byte_changed_opens_or_is_an_error_with_its_name(tmp_pat
             except CorruptCheckpointError as error:
                 refused += 1
                 assert "/checkpoint: " in str(error)  # noqa: PT017  # not every change is refused
-    assert refused > len(data)
+    assert refused > len(data) / 3
 
 
 def test_runs_are_covered_by_rectangles(tmp_path: Path) -> None:
