@@ -158,7 +158,7 @@ def why_not_resumed(store: Store, n_processes: int, codecs: Iterable[str | None]
     if n_processes > 1:
         return "several processes save it together, and each knows its part alone"
     if AUTO in codecs:
-        return "with the codec 'auto', a part of a leaf says whether it gets one; name the codec"
+        return "with the codec 'auto', a part of a leaf says whether it gets one"
 
     return None
 
