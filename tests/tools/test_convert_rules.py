@@ -9,6 +9,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.byte_counting import CountingStore
 from tests.plain_rules import apply_plainly, same_bits
 
 import penstock
@@ -383,3 +384,21 @@ def test_any_record_of_rules_is_shown(
     penstock.sync.save(tmp_path / "made", {"a": np.ones(1)}, custom_metadata={"made_by_rules": record})
     assert main(["--table", "show", str(tmp_path / "made")]) == 0
     assert "float64" in capsys.readouterr().out
+
+
+def test_a_leaf_that_needs_a_temporary_file_is_read_once_for_all_chunks_of_the_result(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (1000, 500), dtype=np.uint8)
+    penstock.sync.export_safetensors({"w": array}, tmp_path / "source.safetensors")
+    store = CountingStore()
+
+    penstock.sync.convert(
+        tmp_path / "source.safetensors",
+        tmp_path / "made",
+        rules=[Transpose("w")],
+        save_format=penstock.SaveFormat(chunk_byte_size=50_000),
+        store=store,
+        memory_limit=64 * 1024,
+    )
+
+    np.testing.assert_array_equal(penstock.sync.restore(tmp_path / "made")["w"], array.T)
+    assert store.nbytes < 2 * array.nbytes
