@@ -97,6 +97,7 @@ def test_the_commands_of_a_page_run_and_print_what_it_shows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")  # a page is wider than most terminals
     made_for_commands()
     expected = iter(COMMANDS[page])
     status = 0

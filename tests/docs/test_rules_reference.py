@@ -41,7 +41,7 @@ MADE = {
     "rename": {"layers.0.up.kernel": (4, 4)},
     "cast": {"w": (4, 4)},
     "transpose": {"layers.0.up.kernel": (4, 4)},
-    "reshape": {"layers.0.q.kernel": (16, 4, 8)},
+    "reshape": {"layers.0.q.kernel": (16, 8, 4)},
     "split": {f"h.0.{name}": (4, 4) for name in "qkv"},
     "concat": {"h.0.qkv": (12, 4)},
     "stack": {"layers.up.kernel": (3, 4, 4)},
