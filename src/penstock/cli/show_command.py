@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from penstock.cli.chosen_items import Chosen, add_choice, select
 from penstock.cli.completers import completed, leaf_names
 from penstock.cli.terminal import Output, Table, Toned, format_bytes
-from penstock.inspection.layers import layers_of
-from penstock.inspection.step_listing import names_of_metrics
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
 from penstock.inspection.texts import (
     age,
@@ -25,13 +23,13 @@ from penstock.inspection.texts import (
     shape_text,
     sharding_text,
 )
-from penstock.inspection.tree_lines import TreeLine, tree_lines
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.words import counted
 from penstock.steps.step_directory import METRICS, StepReader
 
 if TYPE_CHECKING:
     from penstock.inspection.leaf_values import Statistics
+    from penstock.inspection.tree_lines import TreeLine
 
 Values: TypeAlias = "Mapping[tuple[str, KeyPath], Statistics | None]"
 """What the values of leaves add up to, by item and keys; empty if they were not asked for."""
@@ -113,6 +111,8 @@ async def _read_values(
 
 
 def _head(chosen: Chosen, items: Sequence[ItemFacts], output: Output) -> None:
+    from penstock.inspection.step_listing import names_of_metrics  # a program in a pipe is told none
+
     first = items[0]
     output.note(first.path, "strong")
     if first.committed_at_ns is not None:
@@ -170,6 +170,10 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _tree_table(trees: Sequence[ItemFacts], values: Values, *, folds: bool) -> Table:
+    # Here, because a program in a pipe is shown no tree.
+    from penstock.inspection.layers import layers_of
+    from penstock.inspection.tree_lines import tree_lines
+
     rows: list[Sequence[str]] = []
     is_named = len(trees) > 1
     for item in trees:
