@@ -37,7 +37,7 @@ from penstock.keeper.process import arguments
 from penstock.kernel.protocols.coordinator import KeyValues
 from penstock.testing import MemoryKeyValues
 
-SAYS_S: Final = 90.0
+SAYS_S: Final = 180.0
 """Seconds in which a training must say something. Who says nothing hangs."""
 
 DISK_BYTES: Final = 64 * 2**20
