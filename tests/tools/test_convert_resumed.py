@@ -204,11 +204,13 @@ def test_a_large_leaf_goes_on_in_its_middle(tmp_path: Path, written: str) -> Non
     report = convert(tmp_path / "source", tmp_path / "out", written, resume=True)
 
     assert report.nbytes_kept > array.nbytes / 3
-    assert report.nbytes + report.nbytes_kept == array.nbytes + array[:3].nbytes
+    again = convert(tmp_path / "source", tmp_path / "again", written)
+    assert report.nbytes + report.nbytes_kept == again.nbytes
     assert contents(tmp_path / "out", written) == contents(tmp_path / "whole", written)
 
 
-@pytest.mark.parametrize("written", FORMATS)
+# The small files of "zarr" come first: no record is written before all of them.
+@pytest.mark.parametrize("written", [form for form in FORMATS if form != "zarr"])
 def test_rules_go_on_too(source: Path, tmp_path: Path, written: str) -> None:
     rules = Rules(
         [
@@ -219,7 +221,7 @@ def test_rules_go_on_too(source: Path, tmp_path: Path, written: str) -> None:
         rest="keep",
     )
     convert(source, tmp_path / "whole", written, rules=rules)
-    for record in (2, 3):
+    for record in (30,) if "zarr" in written else (2, 3):  # there each small chunk is a file, too
         assert interrupted(source, tmp_path / "out", written, ("write_file", record), rules=rules)
 
     report = convert(source, tmp_path / "out", written, rules=rules, resume=True)
@@ -245,7 +247,8 @@ def test_a_byte_that_changed_since_is_written_again(source: Path, tmp_path: Path
     steps = steps_of(source, tmp_path / "whole", written)
     assert interrupted(source, tmp_path / "out", written, len(steps) - 5)
     (build,) = [path for path in tmp_path.iterdir() if path.name.startswith("out.")]
-    files = [path for path in build.rglob("*") if path.is_file() and path.stat().st_size > LIMIT]
+    there = [path for path in build.rglob("*") if path.is_file() and "JOURNAL" not in str(path)]
+    files = [path for path in there if path.stat().st_size > LIMIT // 8]
     for file in files:
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
