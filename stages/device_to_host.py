@@ -10,8 +10,8 @@ __all__ = ("DeviceToHost",)
 
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Final, TypeAlias, cast, final
@@ -23,7 +23,7 @@ from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.concurrency.threads import OneThread, Threads, one_thread
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.memory.buffers import give_back_freed_memory, in_separate_memory
-from penstock.kernel.memory.byte_account import ByteLease
+from penstock.kernel.memory.byte_account import ByteLease, releasing
 from penstock.kernel.messages.save import Extents, Leaf, LeafBatch, Leaves, SavePlan, StagedBatch, in_columns
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
@@ -217,7 +217,7 @@ class _Stager:
                     group, lease, begun = following, None, False
                     continue
 
-                with releasing(self._lease_ahead(following)) as ahead:
+                with releasing(self._lease_ahead(None if group.is_there else following)) as ahead:
                     with releasing(lease):
                         if group.is_there:
                             staged = group.staged()
@@ -318,18 +318,6 @@ def _check_changed(leaves: Sequence[Leaf]) -> None:
             raise ChangedLeafError(leaf.info.key_path, described(spec), described(found))
 
 
-@contextmanager
-def releasing(lease: ByteLease | None) -> Generator[ByteLease | None]:
-    """Release the lease if the block fails or is left; otherwise the block passes it on."""
-    try:
-        yield lease
-    except BaseException:
-        if lease is not None:
-            lease.release()
-
-        raise
-
-
 def _gather(leaves: Leaves) -> Extents:
     """Copy the chunks of small leaves into one buffer, one after another. In a worker thread."""
     try:
@@ -397,6 +385,7 @@ class _Planned:
     plan: PiecePlan | None  #: None if the leaf has no pieces
     is_last: bool  #: whether it is the last one of the leaf
     view: memoryview | None = None  #: its bytes, where they cost nothing and only their output is leased
+    room: int = 0  #: bytes of its output, where `encode` leases them
 
 
 @final
@@ -541,7 +530,7 @@ def piece_groups(planned: Iterable[_Planned], piece_bytes: int) -> Iterator[Piec
     group: list[_Planned] = []
     total = 0
     for entry in planned:
-        cost = entry.plan.cost if entry.plan is not None else 0
+        cost = entry.room + (entry.plan.cost if entry.plan is not None else 0)
         most = piece_bytes if entry.view is None else piece_bytes * VIEWS_TOGETHER
         if group and cost and total + cost > most:
             yield PieceGroup(tuple(group))
@@ -560,23 +549,34 @@ def plan_pieces(leaves: Leaves, piece_bytes: int, room: OutputRoom) -> Iterator[
     What costs nothing is taken at once, here.
 
     Returns:
-        The leaves that need no lease, and then groups of what is to be leased.
+        The leaves that need no lease, and then groups of what is to be leased: first by `encode`, which takes
+        them as they are, and then here.
     """
     free: list[_Planned] = []
+    views: list[_Planned] = []
     planned: list[_Planned] = []
     for leaf in leaves:
         plans = list(_pieces(leaf, piece_bytes, room))
         staged = leaf.without_value()
-        chosen = planned if any(plan.cost or room_needed for plan, room_needed in plans) else free
+        later = False
+        if not any(plan.cost or room_needed for plan, room_needed in plans):
+            chosen = free
+        else:
+            later = room.is_of_encode(leaf.index, leaf.spec) and not any(plan.cost for plan, _ in plans)
+            chosen = views if later else planned
         for at, (plan, room_needed) in enumerate(plans, start=1):
             view = plan.take() if room_needed and not plan.cost else None
+            if later:
+                chosen.append(_Planned(staged, plan, at == len(plans), view, room_needed))
+                continue
+
             both = replace(plan, cost=plan.cost + room_needed) if room_needed else plan
             chosen.append(_Planned(staged, both, at == len(plans), view))
 
         if not plans:
             chosen.append(_Planned(staged, None, is_last=True))
 
-    groups = piece_groups(planned, piece_bytes)
+    groups = itertools.chain(piece_groups(views, piece_bytes), piece_groups(planned, piece_bytes))
     if not free:
         return groups
 
@@ -623,6 +623,14 @@ class OutputRoom:
         room = -(-after.nbytes * part // spec.nbytes)
         return room if after.codec is None else encoding_room(room)
 
+    def is_of_encode(self, index: int, spec: LeafSpec) -> bool:
+        """True if the stage `encode` makes the only output of a leaf, and leases room for it itself.
+
+        It does for what is on the host and needs no copy: the save is staged as soon as that is looked at,
+        however small the budget is.
+        """
+        return spec.codec is not None and (self._plan is None or index not in self._plan.changes)
+
     def is_coded(self, index: int, spec: LeafSpec) -> bool:
         """True if a leaf has a codec or gets one in a later stage: then its chunks travel whole."""
         if spec.codec is not None or self._plan is None:
@@ -634,8 +642,8 @@ class OutputRoom:
 def _pieces(leaf: Leaf, piece_bytes: int, room: OutputRoom) -> Iterator[tuple[PiecePlan, int]]:
     """Plan the pieces of a leaf, each with the bytes of its output in later stages.
 
-    A chunk with a codec is one piece, leased together with its output. If encoding leased its own bytes,
-    staged pieces after it could hold the whole budget: a deadlock.
+    A chunk with a codec is one piece, and what is copied of it is leased together with its output. If
+    encoding waited for room, staged pieces after it could hold the whole budget: a deadlock.
     """
     spec = leaf.spec
     if not room.is_coded(leaf.index, spec):

@@ -5,15 +5,17 @@ from __future__ import annotations
 __all__ = ("Encode",)
 
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, final
 
-from anyio import Lock
+from anyio import Lock, create_task_group
 
 from penstock.kernel.codecs import AUTO, check_codec
 from penstock.kernel.errors import ConfigError, PenstockError
+from penstock.kernel.memory.byte_account import ByteLease, releasing
 from penstock.kernel.messages.save import Extents, Leaf, Piece, SavePlan, StagedBatch
 from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -36,6 +38,10 @@ class Encode:
     Whether a leaf whose codec is `auto` gets one is decided by a sample of its first chunk to arrive, unless
     the plan says it already, as it does where several processes save together. From then on its spec names
     the codec. The lease of a piece shrinks to the encoded length.
+
+    What came without a lease, since its bytes are those of the caller, gets one for what is made of it. It
+    does not wait for that while others may come that hold one: they could hold the whole budget. So it is put
+    aside where there is no room at once, and encoded after the last message.
 
     Attributes:
         concurrency: Batches encoded at once, each by a thread.
@@ -89,37 +95,105 @@ class Encode:
         yield _Encoder(run, self) if run.layout.arrays is not None else _pass_on
 
 
+def _coded(batch: StagedBatch) -> list[int]:
+    """Return the places of extents with a codec; leaves that share a buffer have none."""
+    return [at for at, extents in enumerate(batch.extents) if extents.specs[0].codec]
+
+
 async def _pass_on(batch: StagedBatch, /) -> StagedBatch:
     return batch
 
 
 @final
 class _Encoder:
-    __slots__ = ("_decided", "_deciding", "_encode", "_options", "_run")
+    __slots__ = ("_aside", "_decided", "_deciding", "_encode", "_options", "_run")
 
     def __init__(self, run: SaveRun, options: Encode) -> None:
         assert run.layout.arrays is not None
         self._run = run
+        self._aside: deque[StagedBatch] = deque()  # for which there was no room
         self._encode = run.layout.arrays.encode
         self._options = options
         self._decided: dict[int, Leaf] = {}  # of leaves that were `auto`, by index
         self._deciding = Lock()
 
-    async def __call__(self, batch: StagedBatch, /) -> StagedBatch:
-        # Leaves that share a buffer have no codec.
-        places = [at for at, extents in enumerate(batch.extents) if extents.specs[0].codec]
+    async def __call__(self, batch: StagedBatch, /) -> StagedBatch | None:
+        places = _coded(batch)
         if not places:
             return self._with_leaves(batch)
 
-        pieces = [next(iter(batch.extents[at])) for at in places]
-        for piece in pieces:
-            await self._decide(piece, batch.plan)
+        for at in places:
+            await self._decide(next(iter(batch.extents[at])), batch.plan)
 
-        leaves = [self._decided.get(piece.leaf.index, piece.leaf) for piece in pieces]
+        if batch.staged is None:
+            lease = self._run.memory.acquire_nowait(self._room(batch), flow=self._run.flow)
+            if lease is None:
+                self._aside.append(batch)
+                return None
+
+            with releasing(lease):
+                return await self._made_of(batch, lease)
+
+        return await self._made_of(batch, batch.staged)
+
+    async def finish(self) -> AsyncIterator[StagedBatch]:
+        """Encode what was put aside, as much at once as there are workers and as there is room for."""
+        run = self._run
+        while self._aside:
+            with ExitStack() as leases:
+                first = self._aside.popleft()
+                key_path = first.extents[0].leaves[0].info.key_path
+                lease = await run.lease(self._room(first), key_path, prioritised=False)
+                chosen = [(first, leases.enter_context(releasing(lease)))]
+                while self._aside and len(chosen) < self._options.concurrency:
+                    more = run.memory.acquire_nowait(self._room(self._aside[0]), flow=run.flow)
+                    if more is None:
+                        break
+
+                    chosen.append((self._aside.popleft(), leases.enter_context(releasing(more))))
+
+                made: dict[int, StagedBatch] = {}
+                async with create_task_group() as encoding:
+                    for at, (batch, leased) in enumerate(chosen):
+                        encoding.start_soon(self._make, made, at, batch, leased)
+
+            try:
+                for at in range(len(chosen)):
+                    yield made.pop(at)
+            finally:
+                for batch in made.values():
+                    batch.release()
+
+    async def _make(
+        self, made: dict[int, StagedBatch], at: int, batch: StagedBatch, lease: ByteLease
+    ) -> None:
+        made[at] = await self._made_of(batch, lease)
+
+    def _room(self, batch: StagedBatch) -> int:
+        """Bytes to lease for what is made of a batch that came without a lease."""
+        pieces = [next(iter(batch.extents[at])) for at in _coded(batch)]
+        coded = [piece for piece in pieces if self._leaf_of(piece).spec.codec is not None]
+        return sum([encoding_room(piece.nbytes) for piece in coded])
+
+    def _leaf_of(self, piece: Piece) -> Leaf:
+        return self._decided.get(piece.leaf.index, piece.leaf)
+
+    async def _made_of(self, batch: StagedBatch, lease: ByteLease) -> StagedBatch:
+        """Encode a batch whose codecs are decided, and shrink the lease."""
+        places = _coded(batch)
+        pieces = [next(iter(batch.extents[at])) for at in places]
+        leaves = list(map(self._leaf_of, pieces))
+        if batch.staged is None:
+            costs = [
+                0 if leaf.spec.codec is None else encoding_room(leaf.spec.chunk_nbytes) for leaf in leaves
+            ]
+            pieces = [replace(piece, cost=cost) for piece, cost in zip(pieces, costs, strict=True)]
+            batch = replace(batch, staged=lease)
+
         encoded = await self._run.threads.run(_encoded, self._encode, pieces, leaves)
         over = sum([piece.cost for piece in pieces]) - sum([piece.cost for piece in encoded])
-        if batch.staged is not None and over > 0:
-            batch.staged.split(over).release()
+        if over > 0:
+            lease.split(over).release()
 
         extents = list(batch.extents)
         for at, piece in zip(places, encoded, strict=True):
@@ -180,7 +254,7 @@ def _encoded(
             raise error
 
         if leaf.spec.codec is None:  # it is stored as it is, so the lease for its output is not needed
-            found[at] = replace(piece, leaf=leaf, cost=piece.cost - encoding_room(piece.nbytes))
+            found[at] = replace(piece, leaf=leaf, cost=max(0, piece.cost - encoding_room(piece.nbytes)))
         else:
             alike.setdefault((leaf.spec.codec, leaf.spec.itemsize), []).append(at)
 

@@ -10,6 +10,7 @@ __all__ = (
     "MemoryWaits",
     "Peak",
     "acquire_from_both",
+    "releasing",
     "waiting_for_memory",
 )
 
@@ -21,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 from anyio import Event
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
@@ -447,3 +448,18 @@ def waiting_for_memory() -> Generator[None]:
 
     with waits.waiting():
         yield
+
+
+LeaseT = TypeVar("LeaseT", ByteLease, ByteLease | None)
+
+
+@contextmanager
+def releasing(lease: LeaseT) -> Generator[LeaseT]:
+    """Release the lease if the block fails or is left; otherwise the block passes it on."""
+    try:
+        yield lease
+    except BaseException:
+        if lease is not None:
+            lease.release()
+
+        raise

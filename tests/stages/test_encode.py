@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -154,7 +155,7 @@ async def test_chunks_in_host_memory_are_taken_together_and_passed_on_four_at_on
     stages = (Flatten(), DeviceToHost(), FunctionStage(note), Encode())
     batches = await save_stages(rig.save_run(), tree, *stages)
 
-    assert seen == [(5, 4 * encoding_room(20_000)), (5, encoding_room(20_000))]
+    assert seen == [(5, 0), (5, 0)], "the room for what is made of them is leased to encode them"
     assert sorted(pieces_of(batches)) == [(0, (at,)) for at in range(5)]
 
 
@@ -356,3 +357,76 @@ async def test_several_batches_at_once_stay_within_a_budget_of_two_chunks(rig: R
     assert len(pieces_of(batches)) == 30
     statistics = rig.memory.statistics()
     assert 100_000 < statistics.peak <= statistics.limit
+
+
+# Bytes of the caller, which need no copy
+
+
+def on_host(rig: Rig, budget: int) -> ScriptedLayout:
+    """Let arrays of jax be encoded from where they are, each chunk of 50,000 bytes alone."""
+    layout = use(rig, SaveFormat(codec="zstd", chunk_byte_size=50_000))
+    rig.limit(budget, piece=encoding_room(50_000) // 4)
+    rig.registry = rig.registry.copy()
+    rig.registry.register(jax.Array, FollowingSpecs(ArrayHandler()), override=True)
+    return layout
+
+
+async def test_a_tight_budget_holds_up_no_save_of_what_is_on_the_host(rig: Rig) -> None:
+    layout = on_host(rig, 2 * encoding_room(50_000))
+    staged_before: list[int] = []
+
+    async def note(batch: StagedBatch) -> StagedBatch:
+        staged_before.append(len(layout.calls))
+        return batch
+
+    tree = [jnp.asarray(noise(500_000))]
+    stages = (Flatten(), DeviceToHost(), FunctionStage(note), Encode(concurrency=2), LimitBytes())
+    batches = await run_stages(rig.save_run(), *stages, message=TreeToSave(tree))
+
+    assert len(pieces_of(batches)) == 10
+    assert staged_before[-1] <= 2 + 2, "no more are encoded until all are staged than there is room for"
+    statistics = rig.memory.statistics()
+    assert 0 < statistics.peak <= statistics.limit
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_what_is_copied_and_what_is_not_wait_for_no_room_of_each_other(
+    rig: Rig, concurrency: int
+) -> None:
+    on_host(rig, 2 * (50_000 + encoding_room(50_000)))
+    rig.limits = replace(rig.limits, batch_leaves=1)  # they come by turns
+    tree = [jnp.asarray(noise(300_000)), noise(300_000, 1), jnp.asarray(noise(300_000, 2)), noise(300_000, 3)]
+
+    stages = (Flatten(), DeviceToHost(), Encode(concurrency=concurrency), LimitBytes())
+    batches = await run_stages(rig.save_run(), *stages, message=TreeToSave(tree))
+
+    assert len(pieces_of(batches)) == 24
+    statistics = rig.memory.statistics()
+    assert statistics.peak <= statistics.limit
+
+
+async def test_what_waits_for_room_lets_pass_what_has_all_of_it(rig: Rig) -> None:
+    budget = 50_000 + encoding_room(50_000)
+    on_host(rig, budget)
+    (view,) = await save_stages(rig.save_run(), [jnp.asarray(noise(50_000))], Flatten(), DeviceToHost())
+    (copied,) = await save_stages(rig.save_run(), [noise(50_000, 1)], Flatten(), DeviceToHost())
+    lease = rig.memory.acquire_nowait(budget)
+
+    with anyio.fail_after(5):
+        found = await run_one(
+            rig.save_run(), Encode(concurrency=1), view, replace(copied, staged=lease), StagedBatch()
+        )
+
+    assert [[piece.coded is not None for piece in batch.parts()] for batch in found] == [[True], [], [True]]
+
+
+@pytest.mark.parametrize("at", [1, 3, 7])
+async def test_a_codec_that_fails_on_what_had_to_wait_fails_the_stage(rig: Rig, at: int) -> None:
+    layout = on_host(rig, 2 * encoding_room(50_000))
+    layout.fault, layout.fault_at = ArithmeticError("refused"), at
+    stages = (Flatten(), DeviceToHost(), Encode(concurrency=2), LimitBytes())
+
+    with pytest.raises(ArithmeticError, match="refused"):
+        await run_stages(rig.save_run(), *stages, message=TreeToSave([jnp.asarray(noise(500_000))]))
+
+    assert rig.memory.statistics().leased == 0
