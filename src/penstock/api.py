@@ -140,7 +140,7 @@ async def restore(
 ) -> Any:
     """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
-    Where the run has tiers, a step is read from the nearest that has it.
+    Where the run has tiers, and its root is no bucket, a step is read from the nearest that has it.
 
     Takes, raises and does on cancellation what `Checkpointer.restore` does, where each argument is
     described; and `observers` as `Checkpointer` does.

@@ -171,14 +171,18 @@ def test_a_call_where_no_loop_runs_blocks_and_an_interrupt_cancels_it() -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
     main, interrupting = threading.get_ident(), threading.Thread(target=interrupt)
-    with LoopThread(nullcontext[None]) as loop:
-        assert run_sync(loop.acall, answer, needs_loop=False) == 42
-        interrupting.start()
-        with pytest.raises(KeyboardInterrupt):
-            run_sync(loop.acall, wait, needs_loop=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with LoopThread(nullcontext[None]) as loop:
+            assert run_sync(loop.acall, answer, needs_loop=False) == 42
+            interrupting.start()
+            with pytest.raises(KeyboardInterrupt):
+                run_sync(loop.acall, wait, needs_loop=False)
 
-        interrupting.join()
-        assert ended.wait(20)
+            interrupting.join()
+            assert ended.wait(20)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_waits_for_a_loop_although_it_was_to_need_none_says_so() -> None:

@@ -252,7 +252,7 @@ def test_the_page_shows_a_run(root: Path, tmp_path: Path) -> None:
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
 
         # Where the time of the chosen save went.
-        assert browser.wait("document.querySelectorAll('#stages tbody tr').length") == 7
+        assert browser.wait("document.querySelectorAll('#stages tbody tr').length") == 8
         assert browser.evaluate("document.querySelectorAll('#timeline .bar').length") > 7
         assert "bottleneck" in browser.evaluate("document.getElementById('explanation').textContent")
         assert "opened" in browser.evaluate("document.getElementById('events').textContent")

@@ -199,12 +199,16 @@ def nearest_checkpoint(path: str | os.PathLike[str]) -> str:
     """Return where the checkpoint is that is meant by a path: in a tier, if the path is of a run with tiers.
 
     That is the nearest one that has the step; for a root, the newest step of all. Any other path is returned
-    as it is. Blocking.
+    as it is, and one in a bucket: to look for tiers there would be a request more for each restore. The error
+    of a step that is not there names them. Blocking.
 
     Raises:
         PenstockError: If the medium refuses.
     """
     store, full = store_of(path)
+    if store.system_files is None:
+        return full
+
     root = full
     if names_a_step(os.path.basename(full)):
         if store.kind(full) is not None:
