@@ -798,6 +798,7 @@ class _Promoter:
             return 0
 
         damage: CorruptCheckpointError | None = None
+        refused: StorageError | None = None
         for source, path in sources.items():
             stores = source.engine.store, level.engine.store
             copier = CheckpointCopier(*stores, self._threads, level.engine.memory)
@@ -807,16 +808,20 @@ class _Promoter:
                 self._events.error("step.damaged", path=path, error=repr(error))
                 damage = damage or error
                 continue
-            except StorageError:
-                if source is not promoting.stranded_from and await source.forget_if_gone(step):
-                    continue
+            except StorageError as error:  # likewise, if it is this one that does not answer
+                if source is promoting.stranded_from or not await source.forget_if_gone(step):
+                    refused = refused or error
 
-                raise
+                continue
 
             level.catalogue.add(step, level.catalogue.name(step))
             return nbytes
 
-        raise damage or NotACheckpointError(self.path_of(step), "the step is in no nearer tier any more")
+        raise (
+            refused
+            or damage
+            or NotACheckpointError(self.path_of(step), "the step is in no nearer tier any more")
+        )
 
     async def is_same(self, step: int) -> bool:
         """True if a step that is here is the one that the nearest level has, and no older one of its number.
