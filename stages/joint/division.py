@@ -92,12 +92,15 @@ async def divided(
 def options_of(run: SaveRun) -> Mapping[str, object]:
     """Return what else must be the same in all processes. Paths on local disks need not be."""
     layout, operation = run.layout, run.operation
-    base: object = run.base is not None if operation.is_local else run.base
+    base: object = None
+    if not (run.base is None or run.request.base_if_whole):  # what is linked if it is there is no one's wish
+        base = True if operation.is_local else run.base
+
     return {
         "path": operation.path,
         "format": type(layout).__name__ if layout.arrays is None else layout.arrays.save_format,
         "custom_metadata": run.custom_metadata,
-        "base": None if run.request.base_if_whole else base,
+        "base": base,
         "compare": run.request.compare,
     }
 

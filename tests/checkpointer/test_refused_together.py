@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from anyio import create_task_group
 
-from penstock import Checkpointer
+from penstock import Checkpointer, JobOptions
 from penstock.config import JobLimits
+from penstock.embedding import BaseIfWhole
 from penstock.errors import NotSharedError, PeerFailedError, SpecError, StageFailedError
 from penstock.handlers import LocalStore
 from penstock.handlers.coordinators import JobCoordinator
@@ -51,6 +53,27 @@ async def test_an_argument_that_one_process_refuses(
     assert isinstance(told, PeerFailedError)
     assert told.processes == (who,)
     assert "SpecError" in told.reason
+
+
+@pytest.mark.parametrize("who", [0, 1])
+async def test_a_step_before_that_one_process_alone_knows_is_no_reason_to_refuse(
+    tmp_path: Path, who: int, assert_same: Callable[[Any, Any], None]
+) -> None:
+    service, tree = MemoryKeyValues(), {"x": np.arange(3)}
+
+    async def save(index: int) -> None:
+        own = tmp_path / str(index)
+        own.mkdir()
+        job, coordinator = JobOptions(local_root=str(own)), JobCoordinator(service, index, 2, LIMITS)
+        async with Checkpointer(coordinator=coordinator, job=job) as checkpointer:
+            await (await checkpointer.save(own / "1", tree))
+            base = BaseIfWhole(str(own / "1")) if index == who else None
+            await (await checkpointer.save(own / "2", tree, base=base))
+            assert_same(await checkpointer.restore(own / "2"), tree)
+
+    async with create_task_group() as tasks:
+        for index in range(2):
+            tasks.start_soon(save, index)
 
 
 @pytest.mark.parametrize("who", [0, 1])
