@@ -54,7 +54,7 @@ _NEAR: Final = 1e-9  # of an interval: two moments of a training that are one
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """How often a job fails, and of what.
+    """The rate at which a job fails, and the causes.
 
     Attributes:
         mean_s: Seconds from one failure to the next, on average. They come independently of each other.

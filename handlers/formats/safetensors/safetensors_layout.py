@@ -241,7 +241,7 @@ def _metadata(
 
 
 class TensorsLayout:
-    """What all layouts of safetensors have in common: files of tensors as they are, without items.
+    """The members that all layouts of safetensors share: files of tensors as they are, without items.
 
     Where they are is decided before the first is written, and headers and the index say all of it. Digests of
     leaves are not kept, so such a checkpoint cannot be the base of another one.

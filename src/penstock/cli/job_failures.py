@@ -100,7 +100,7 @@ def is_about_failures(options: argparse.Namespace) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a run says about itself."""
+    """Figures that a run keeps about itself."""
 
     tiers: Sequence[str] = ()
     paths: Mapping[str, str] = field(default_factory=dict[str, str])  # by tier

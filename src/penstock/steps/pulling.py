@@ -149,7 +149,7 @@ async def pull_step(
         parts = {process: CopySource(store, path) for process, path in sources.items()}
 
         async def nothing() -> None:
-            """What is held is held by the copy."""
+            """Do nothing: the copy holds the parts."""
 
         operation = SoleOperation(destination)
         nbytes = await copier.copy_together(

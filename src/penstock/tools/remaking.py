@@ -1,4 +1,4 @@
-"""What rules made is made again, of the source that is recorded, and compared: nothing is written.
+"""Leaves that rules made are made again, of the source that is recorded, and compared: nothing is written.
 
 A conversion by rules records the path of its source, the rules, and for each leaf of what and by which of
 them it was made, with the digests that the source had of that.
@@ -36,7 +36,7 @@ _MOST_GATHERED: Final = 64 * 2**20
 @final
 @dataclass(frozen=True, slots=True)
 class RemadeReport:
-    """What became of the leaves of one checkpoint that rules made."""
+    """The findings about the leaves of one checkpoint that rules made."""
 
     path: str
     source: str  #: as it was recorded
