@@ -817,11 +817,11 @@ class _Promoter:
             level.catalogue.add(step, level.catalogue.name(step))
             return nbytes
 
-        raise (
-            refused
-            or damage
-            or NotACheckpointError(self.path_of(step), "the step is in no nearer tier any more")
-        )
+        nowhere = NotACheckpointError(self.path_of(step), "the step is in no nearer tier any more")
+        try:
+            raise refused or damage or nowhere
+        finally:
+            del refused, damage, nowhere  # or each kept its own frame, and so the memory of a stranded step
 
     async def is_same(self, step: int) -> bool:
         """True if a step that is here is the one that the nearest level has, and no older one of its number.
