@@ -560,6 +560,9 @@ class Store(ABC):
         """
         return None
 
+    def close(self) -> None:  # noqa: B027 - a default
+        """Close connections and mappings that are not in use. The store can be used again."""
+
     def request_figures(self) -> RequestFigures:
         """Return what a server was asked so far. Does not block. By default there is no server."""
         return RequestFigures()
@@ -953,6 +956,7 @@ class StoreWrapper(Directories, SystemFiles, ObjectStore):
     sync_file = _passed_on(Store.sync_file)
     free_bytes = _passed_on(Store.free_bytes)
     kvstore_spec = _passed_on(Store.kvstore_spec)
+    close = _passed_on(Store.close)
     request_figures = _passed_on(Store.request_figures)
     relies_on_single_writer = _passed_on(Store.relies_on_single_writer)
     rename = _passed_on(Directories.rename)

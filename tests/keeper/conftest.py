@@ -54,6 +54,14 @@ def wait_until_it_answers(process: subprocess.Popen[str], socket: str) -> None:
             return
 
 
+def pages_in_use() -> set[str]:
+    """Return the keepers' pages that this process has open or mapped."""
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    opened = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+    found = [*mapped, *[f"{each} {os.readlink(each)}" for each in opened if os.path.lexists(each)]]
+    return {each for each in found if "memfd:penstock" in each}
+
+
 Start = Callable[..., RunningKeeper]
 
 

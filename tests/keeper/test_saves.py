@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ import jax
 import numpy as np
 import pytest
 from anyio import to_thread
-from tests.keeper.conftest import Start
+from tests.keeper.conftest import Start, pages_in_use
+from tests.own_files import REPORTS
 
 import penstock
 from penstock import Checkpointer, CheckpointManager
@@ -74,6 +76,28 @@ async def test_steps_are_managed_deleted_and_linked(keeper: Any, assert_same: As
         await manager.wait()
         assert list(manager.all_steps()) == [2, 3]
         assert_same((await manager.restore())["w"], STATE["w"])
+
+    reports = json.loads(keeper.store().read_file(f"/run/{REPORTS}"))["reports"]
+    assert [each["name"] for each in reports if "staged_s" in each] == ["1", "2", "3"]
+    assert set(keeper.store().list_directory("/run")) == {"2", "3", REPORTS}
+
+
+async def test_a_manager_that_is_left_has_no_pages_of_the_keeper_mapped(keeper: Any) -> None:
+    gc.collect()
+    before = pages_in_use()
+    gc.disable()  # its parts refer to each other, and a cycle may live for hours
+    try:
+        async with CheckpointManager(URL, keep=KeepLast(1)) as manager:
+            for step in range(4):
+                save = await manager.save(step, {"w": np.full(300_000, step)})
+                assert save is not None
+                await save
+
+            assert pages_in_use() > before, "pages that are written again are mapped"
+
+        assert pages_in_use() <= before
+    finally:
+        gc.enable()
 
 
 async def test_the_command_line_looks_at_it(keeper: Any, capsys: pytest.CaptureFixture[str]) -> None:

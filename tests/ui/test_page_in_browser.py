@@ -181,7 +181,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 EVIL: np.zeros(400),
                 "step": step,
             }
-            manager.save(step, tree, metrics={"loss": 2 / step, "accuracy": 1 - 1 / step, EVIL: step})
+            save = manager.save(step, tree, metrics={"loss": 2 / step, "accuracy": 1 - 1 / step, EVIL: step})
+            assert save is not None
+            save.result()  # a step is linked to one that is durable by then
 
     return path
 

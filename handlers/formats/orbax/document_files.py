@@ -85,9 +85,13 @@ def rewrite_document(store: Store, file: str, data: bytes) -> None:
 
 def replace_file(store: Store, file: str, data: bytes) -> None:
     """Replace a file in one step, durably. Blocking."""
-    new = file + TEMPORARY_SUFFIX
-    store.write_file(new, data)
-    os.replace(new, file)
+    if store.system_files is None:
+        store.write_file(file, data)  # in one step, as buckets and keepers do
+    else:
+        new = file + TEMPORARY_SUFFIX
+        store.write_file(new, data)
+        os.replace(new, file)
+
     store.sync_directory(os.path.dirname(file))
 
 

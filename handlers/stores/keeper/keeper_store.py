@@ -238,8 +238,9 @@ class KeeperStore(Directories, SharedFiles):
         self._ask("take over", path, told, type(None))
 
     def close(self) -> None:
-        """Close the connections that are not in use. The store can be used again."""
+        """Close the connections and give up the mappings that are not in use. The store can be used again."""
         self._connections.close()
+        self._mappings.clear()
 
     # Looking.
 

@@ -125,6 +125,7 @@ class Lifetime:
         finally:
             self._tasks = None
             await self._engine.report_keeper.flush(writers)
+            await stores.close(writers)
 
     def running(self) -> tuple[TaskGroup, Threads]:
         """Return the task group and the threads.

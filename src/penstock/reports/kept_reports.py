@@ -435,8 +435,8 @@ def _add(store: Store, folder: str, known: Kept | None, noted: Iterable[MakeKept
         kept = Kept(kept.reports[len(kept.reports) // 2 + 1 :], kept.events[len(kept.events) // 2 + 1 :])
         data = msgspec.json.encode(kept)
 
-    if store.directories is None:
-        store.write_file(file, data)  # in one step, as buckets do
+    if store.system_files is None:
+        store.write_file(file, data)  # in one step, as buckets and keepers do
         return kept
 
     # A crash in the middle of a write would lose what led to it.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from penstock.config.config import StoreOptions
+    from penstock.kernel.concurrency.threads import Threads
 
 _PER_LEASE: Final = 3
 """Renewals. Two of them may fail before a lease is over."""
@@ -89,6 +90,18 @@ class StoreFinder:
             yield
         finally:
             scope.cancel()
+
+    async def close(self, threads: Threads) -> None:
+        """Have the stores that were made here close what they do not use; they can be used again.
+
+        A Checkpointer is part of cycles, and until they are collected its stores would keep that.
+        """
+        with self._lock:
+            stores = tuple(self._buckets.values())
+
+        with anyio.CancelScope(shield=True):  # bounded: no store asks its server for that
+            for store in stores:
+                await threads.run(store.close)
 
     def at(self, path: str) -> Store:
         """Return the store of an absolute path or a URL. Quick; connects to nothing."""
