@@ -183,6 +183,16 @@ def test_doctor_says_what_a_file_system_gives(tmp_path: Path, call: Call) -> Non
     assert {entry["what"] for entry in call("doctor", tmp_path, "--json").document} == set(facts)
 
 
+def test_doctor_tries_a_directory_that_is_not_there_yet_where_it_would_be_made(
+    tmp_path: Path, call: Call
+) -> None:
+    said = call("doctor", tmp_path / "new" / "run")
+
+    assert said.status == 0
+    assert said.rows[0] == ["path", str(tmp_path / "new/run"), "ok", f"is not there yet; tried in {tmp_path}"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_secrets_are_masked() -> None:
     found = {
         fact.what: fact.value

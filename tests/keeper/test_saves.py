@@ -111,6 +111,18 @@ async def test_the_command_line_looks_at_it(keeper: Any, capsys: pytest.CaptureF
     assert keeper.store().kind("/run/7") is None
 
 
+async def test_doctor_says_if_a_keeper_can_be_written_and_read(
+    keeper: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await to_thread.run_sync(main, ["doctor", URL]) == 0
+    assert "write and read\tyes\tok" in capsys.readouterr().out
+    assert keeper.store().list_directory("/") == []
+
+    keeper.kill()
+    assert await to_thread.run_sync(main, ["doctor", URL]) == 1
+    assert "write and read\tno\tmissing\task the keeper at" in capsys.readouterr().out
+
+
 async def test_a_checkpoint_is_copied_to_a_disk_and_back(
     keeper: Any, tmp_path: Path, assert_same: AssertSame
 ) -> None:

@@ -283,5 +283,8 @@ def _lost(path: str, error: Exception) -> KeeperLostError:
         return KeeperLostError(path, "no process listens there", errno.ECONNREFUSED)
 
     problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        problem = f"its folder {error.filename!r} {problem}"
+
     number = error.errno if isinstance(error, OSError) and error.errno is not None else errno.EPROTO
     return KeeperLostError(path, problem, number)

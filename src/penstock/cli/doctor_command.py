@@ -11,7 +11,9 @@ import os
 import platform
 import re
 import resource
+import secrets
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -25,9 +27,11 @@ from penstock.handlers.stores.file_system import rename_only_to_absent
 from penstock.handlers.stores.keeper.keeper_options import KeeperOptions
 from penstock.handlers.stores.keeper.keeper_store import KeeperStore
 from penstock.handlers.stores.keeper.messages import default_socket
+from penstock.handlers.stores.publishing.paths import root_of, scheme_of
 from penstock.keeper.process import running_keepers
-from penstock.kernel.errors import KeeperLostError
+from penstock.kernel.errors import KeeperLostError, PenstockError
 from penstock.kernel.memory.memory_limit import auto_memory_limit, free_memory
+from penstock.kernel.protocols.stores import Store
 from penstock.kernel.words import counted
 from penstock.steps.tier_record import levels_of
 from penstock.stores.store_finder import store_of
@@ -45,7 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
         "Say what this machine and the file system of PATH give: direct I/O, huge pages, renames in one "
-        "step, links, locks, limits, free space, versions. A small file is written below PATH and removed. "
+        "step, links, locks, limits, free space, versions. A small file is written below PATH and removed, "
+        "or where PATH would be made. Of a bucket or a keeper: if it can be written and read. "
         "Settings from the environment are listed, secrets masked. The exit status is 1 if something is "
         "missing that penstock needs. In a pipe: one line for each, with tabs between what, value, verdict "
         "and remark."
@@ -62,9 +67,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
     Raises:
         OSError: If nothing can be written at the path.
     """
+    store, path = store_of(options.path)
+    of_path = list(file_system_facts(path) if scheme_of(path) is None else store_facts(store, path))
+    can_look = all(fact.verdict != "missing" for fact in of_path)
     facts = [
-        *file_system_facts(options.path),
-        *tier_facts(options.path),
+        *of_path,
+        *(tier_facts(store, path) if can_look else ()),
         *keeper_facts(Config.load().store.keeper),
         *machine_facts(),
         *_packages(),
@@ -111,6 +119,7 @@ def _is_there(module: str) -> bool:
 _SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
 _PASSWORD_IN_URL: Final = re.compile(r"(?<=://)[^/@\s]+@")
 _FEW_FILES: Final = 1024
+_PROBE: Final = ".penstock-doctor-"
 
 
 @final
@@ -129,11 +138,15 @@ def file_system_facts(path: str) -> Iterator[Fact]:
     Raises:
         OSError: If nothing can be written there.
     """
-    with tempfile.TemporaryDirectory(prefix=".penstock-doctor-", dir=path) as folder:
+    place = path
+    while not os.path.exists(place):  # the first save makes what is missing
+        place = os.path.dirname(place)
+
+    with tempfile.TemporaryDirectory(prefix=_PROBE, dir=place) as folder:
         here = Path(folder)
         status = os.statvfs(folder)
-        yield Fact("path", os.path.abspath(path), "ok")
-        yield Fact("file system", _file_system(os.path.abspath(path)), "")
+        yield Fact("path", path, "ok", "" if place == path else f"is not there yet; tried in {place}")
+        yield Fact("file system", _file_system(place), "")
         yield Fact("free", format_bytes(status.f_bavail * status.f_frsize), "")
         yield _tried("direct I/O", _opens_direct(here), "slower", "arrays go through the page cache")
         yield _tried("rename in one step", _renames(here), "slower", "a name is claimed in two steps")
@@ -142,9 +155,35 @@ def file_system_facts(path: str) -> Iterator[Fact]:
         yield _tried("preallocation", _allocates(here), "slower", "files grow as they are written")
 
 
-def tier_facts(path: str) -> Iterator[Fact]:
+def store_facts(store: Store, path: str) -> Iterator[Fact]:
+    """Write a small file in a bucket or a keeper, read it, and remove it."""
+    yield Fact("path", path, "")
+    place = path if store.directories is None else root_of(path)  # or empty directories would stay above it
+    folder, data = f"{place.rstrip('/')}/{_PROBE}{secrets.token_hex(4)}", secrets.token_bytes(64)
+    began = time.perf_counter()
+    try:
+        store.make_directory(folder)
+        try:
+            store.write_file(f"{folder}/probe", data, create=True)
+            is_same = store.read_file(f"{folder}/probe") == data
+        finally:
+            store.remove_tree(folder)
+
+        seconds, free = time.perf_counter() - began, store.free_bytes(path)
+    except PenstockError as error:
+        yield Fact("write and read", "no", "missing", str(error))
+        return
+
+    yield _tried("write and read", is_same, "missing", "what is read is not what was written")
+    yield Fact("a small file", f"{seconds * 1000:.1f} ms", "", "written, read and removed")
+    if free is not None:
+        yield Fact("free", format_bytes(free), "")
+    if store.relies_on_single_writer():
+        yield Fact("writers", "one", "slower", "the store cannot tell two programs that save to one path")
+
+
+def tier_facts(store: Store, root: str) -> Iterator[Fact]:
     """Tell which tiers the run at a path has, if it is one, and whether they can be seen from here."""
-    store, root = store_of(path)
     levels = levels_of(store, root)
     newest = max([step for level in levels for step in level.steps], default=None)
     for level in levels if len(levels) > 1 else ():
