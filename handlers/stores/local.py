@@ -343,6 +343,24 @@ class LocalStore(Directories, SystemFiles):
         self._holds.note_written(path)
         return is_written
 
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Write a whole file, and replace one that is there in one step; see `Store.replace_file`.
+
+        A crash may leave `<path>.penstock-new-<hex>`.
+        """
+        new = f"{path}.penstock-new-{uuid.uuid4().hex}"
+        try:
+            self.write_file(new, data)
+            with translated("replace", path):
+                os.replace(new, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(new)
+
+            raise
+
+        self._holds.note_written(path)
+
     def create_data_file(self, path: str) -> LocalDataFile:
         """Create a file, which must not exist yet, for writing at chosen offsets."""
         file = LocalDataFile(path, self._io, self._arena, self._synced)

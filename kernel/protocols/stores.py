@@ -358,6 +358,13 @@ class Store(ABC):
             StorageError: With `errno.EEXIST` if `create` is set and the file has another content.
         """
 
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Write a whole file, and replace one that is there in one step, as `write_file` does in a bucket.
+
+        Readers, and whoever comes after a crash, find all of what was there or all of the new content.
+        """
+        self.write_file(path, data)
+
     @abstractmethod
     def create_data_file(self, path: str) -> DataFile:
         """Create a file at `path`, where nothing is yet, for writing at chosen offsets."""
@@ -939,6 +946,7 @@ class StoreWrapper(Directories, SystemFiles, ObjectStore):
     remove_tree = _passed_on(Store.remove_tree)
     read_file = _passed_on(Store.read_file)
     write_file = _passed_on(Store.write_file)
+    replace_file = _passed_on(Store.replace_file)
     create_data_file = _passed_on(Store.create_data_file)
     open_data_file = _passed_on(Store.open_data_file)
     begin_build = _passed_on(Store.begin_build)

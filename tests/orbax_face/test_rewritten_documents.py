@@ -174,10 +174,17 @@ def stopped_after(n_writes: int) -> Callable[..., Any]:
             return getattr(self.inner, name)
 
         def write_file(self, path: str, data: bytes, **options: Any) -> bool:
+            self.count()
+            return self.inner.write_file(path, data, **options)
+
+        def replace_file(self, path: str, data: bytes) -> None:
+            self.count()
+            self.inner.replace_file(path, data)
+
+        def count(self) -> None:
             if self.n_writes == n_writes:
                 raise _StoppedError
             self.n_writes += 1
-            return self.inner.write_file(path, data, **options)
 
     return Killed
 

@@ -67,7 +67,7 @@ async def test_a_medium_that_refuses_disturbs_no_save(tmp_path: Path) -> None:
     store = FaultyStore(LocalStore())
     async with penstock.CheckpointManager(tmp_path, store=store) as manager:
         await told(tmp_path)
-        hang = store.hang_on("write_file", then=StorageError("write", "pins", "is full", errno.ENOSPC))
+        hang = store.hang_on("replace_file", then=StorageError("write", "pins", "is full", errno.ENOSPC))
         manager.pin(1)
         await hang.wait_reached()
         await manager.save(1, {"w": np.ones(2)})

@@ -85,13 +85,7 @@ def rewrite_document(store: Store, file: str, data: bytes) -> None:
 
 def replace_file(store: Store, file: str, data: bytes) -> None:
     """Replace a file in one step, durably. Blocking."""
-    if store.system_files is None:
-        store.write_file(file, data)  # in one step, as buckets and keepers do
-    else:
-        new = file + TEMPORARY_SUFFIX
-        store.write_file(new, data)
-        os.replace(new, file)
-
+    store.replace_file(file, data)
     store.sync_directory(os.path.dirname(file))
 
 

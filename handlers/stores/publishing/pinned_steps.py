@@ -84,7 +84,7 @@ class PinnedSteps:
         if not steps and store.kind(self._file) is None:  # a crashed manager may have left its own
             return
         if store.kind(os.path.dirname(self._file)) == "directory":
-            store.write_file(self._file, json.dumps(steps).encode())
+            store.replace_file(self._file, json.dumps(steps).encode())  # half of a list pins nothing
 
 
 def read_pins(store: Store, root: str) -> Collection[int]:

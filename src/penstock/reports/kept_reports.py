@@ -435,14 +435,7 @@ def _add(store: Store, folder: str, known: Kept | None, noted: Iterable[MakeKept
         kept = Kept(kept.reports[len(kept.reports) // 2 + 1 :], kept.events[len(kept.events) // 2 + 1 :])
         data = msgspec.json.encode(kept)
 
-    if store.system_files is None:
-        store.write_file(file, data)  # in one step, as buckets and keepers do
-        return kept
-
-    # A crash in the middle of a write would lose what led to it.
-    new = f"{file}.new"
-    store.write_file(new, data)
-    os.replace(new, file)
+    store.replace_file(file, data)  # a crash in the middle of a write would lose what led to it
     return kept
 
 

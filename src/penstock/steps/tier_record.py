@@ -94,7 +94,7 @@ def write_record(store: Store, path: str, record: TierRecord) -> None:
     Raises:
         StorageError: If the medium refuses.
     """
-    store.write_file(os.path.join(path, TIER), record.encode())
+    store.replace_file(os.path.join(path, TIER), record.encode())
     store.sync_directory(path)
 
 

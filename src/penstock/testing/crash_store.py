@@ -138,6 +138,10 @@ class CrashStore(StoreWrapper):
         write = partial(super().write_file, path, data, create=create)
         return self.change("write_file", path, write, effects)
 
+    def replace_file(self, path: str, data: bytes) -> None:
+        replace = partial(super().replace_file, path, data)
+        self.change("replace_file", path, replace, lambda _: self._disk.replaced_in_one_step(path, data))
+
     def create_data_file(self, path: str) -> DataFile:
         return self._created("create_data_file", path, partial(super().create_data_file, path))
 
@@ -366,6 +370,12 @@ class RecordedDisk:
         yield from self.created(beside, data)
         yield from self.named(path, self.there(beside))
         yield from self.removed(beside)
+
+    def replaced_in_one_step(self, path: str, data: bytes) -> Iterator[Effect]:
+        """A file was written under another name, which then became this one."""
+        beside = f"{path}.penstock-new"
+        yield from self.created(beside, data)
+        yield from self.moved(beside, path)
 
     def replaced(self, path: str, data: bytes) -> Iterator[Effect]:
         """The file at `path` was written anew, in place, and synced. It may not have been there."""

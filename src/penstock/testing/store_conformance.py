@@ -60,6 +60,14 @@ class StoreConformance(StoreCase):
         store, path = self.make_store(), f"{self.root(tmp_path)}/document"
         for data in (b"first", b"", b"second, and longer"):
             demand(store.write_file(path, data) is True, "write_file without `create` always writes")
+            demand(store.read_file(path) == data, "read_file must return what was written last")
+            store.replace_file(path, data + b"more")
+            demand(store.read_file(path) == data + b"more", "replace_file must replace what is there")
+            store.replace_file(path, data)
+            demand(
+                store.list_directory(self.root(tmp_path)) == ["document"],
+                "replace_file must leave no other file",
+            )
             demand(self.make_store().read_file(path) == data, "read_file must return what was written last")
             demand(store.size(path) == len(data), "size must be the length of what was written")
 

@@ -51,3 +51,22 @@ def test_what_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:
 
     assert caught.value.errno == errno.ENOENT
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_is_replaced_in_one_step_is_never_written_in_place(tmp_path: Path) -> None:
+    file = tmp_path / "document"
+    file.write_bytes(b"what was there")
+    with file.open("rb") as opened:
+        LocalStore().replace_file(str(file), b"new")
+        assert opened.read() == b"what was there", "a reader has all of it"
+
+    assert file.read_bytes() == b"new"
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "directory"
+    place.mkdir()
+    with pytest.raises(StorageError, match="replace"):
+        LocalStore().replace_file(str(place), b"new")
+
+    assert list(tmp_path.iterdir()) == [place]
