@@ -337,6 +337,7 @@ IS_ALSO_ABOUT = {
     "stages/pytree/test_description_cache.py": ("handlers.formats",),
     "stages/stage_rig.py": ("handlers.stores",),
     "stages/test_write_arranged.py": ("handlers.formats",),
+    "steps/test_finishing.py": ("handlers.coordinators",),
     "steps/test_tier_record.py": ("handlers.formats", "handlers.layouts"),
     "steps/test_unmarked_steps.py": ("inspection",),
     "tools/test_convert.py": ("handlers.formats",),

@@ -348,6 +348,43 @@ async def test_the_last_step_that_all_have_sent_stays_with_the_peers_until_all_h
         assert there() == [4, 5]
 
 
+async def test_the_last_step_that_all_have_sent_stays_in_the_keepers_that_it_was_sent_from(
+    three_hosts: list[RunningKeeper], start: Start, tmp_path: Path
+) -> None:
+    """Also if a tier keeps two, and more than two were kept since: the host that is lost is a peer, too."""
+    root = tmp_path / "run"
+    root.mkdir()
+    async with killed(root, with_keepers(three_hosts, tiers=Memory(keep=2, peers=1))) as managers:
+        root.rename(aside := root.with_name("aside"))
+        root.write_text("in the way")  # so that no step comes to the root
+
+        async def kept_and_sent(step: int) -> None:
+            for future in await save(managers, step):
+                await future.kept()
+            for manager in managers:
+                await manager._saves._settle_peers()
+
+        await kept_and_sent(1)
+        (copies,) = managers[1]._saves._peers.values()
+        copies._token = b"of another job"  # it sends and takes nothing more
+        for step in (2, 3, 4, 5):
+            await kept_and_sent(step)
+
+        assert {path for path in held(three_hosts[0]) if path.startswith("process/0/")} >= {
+            f"process/0/local{root}/{step}" for step in (1, 4, 5)
+        }
+
+    root.unlink()
+    aside.rename(root)
+    three_hosts[1].kill()  # which has the only copies of what process 0 has sent
+    keepers = [three_hosts[0], start(), three_hosts[2]]
+    async with opened(root, with_keepers(keepers, tiers=Memory(peers=1))) as managers:
+        assert known(managers) == [[1]] * COUNT
+        await check(managers, 1)
+
+    await check_whole(root / "1", 1)
+
+
 async def test_peers_on_one_host_are_none(
     keepers: list[RunningKeeper], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

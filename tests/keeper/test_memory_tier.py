@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from tests.keeper.conftest import RunningKeeper, Start
@@ -21,6 +24,7 @@ from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.file_names import TIER
 from penstock.handlers.stores.publishing.writer_hold import WRITER
 from penstock.keeper import tree
+from penstock.keeper.server import _Finishing
 from penstock.steps import CheckpointManager, Disk, Memory
 from penstock.testing import FaultyStore
 
@@ -177,6 +181,45 @@ async def test_a_new_training_is_not_kept_out_by_what_finishes_the_last_one(
             assert_same(await manager.restore(), state(latest))
 
     assert steps(root)[-1] == latest
+
+
+@dataclass
+class Owing:
+    """Stands for the directories of a keeper that has a step which no other tier has."""
+
+    n_asked: int = 0
+
+    def owes(self, path: str) -> bool:
+        self.n_asked += 1
+        return True
+
+
+@pytest.mark.parametrize("n_checkpoints", range(0, 12, 2))
+async def test_what_finishes_saves_is_gone_when_another_manager_has_come_at_whichever_moment(
+    n_checkpoints: int,
+) -> None:
+    """Also while its process is being started."""
+    finishing = _Finishing(cast("tree.Tree", Owing()), "local/run", "/nowhere", None)
+    before = children()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(finishing.run)
+        for _ in range(n_checkpoints):
+            await anyio.lowlevel.checkpoint()
+
+        await finishing.end()
+        assert children() == before
+
+
+def children() -> set[str]:
+    """Return the processes that this one, in any of its threads, has started."""
+    return {child for task in Path("/proc/self/task").iterdir() for child in read_children(task)}
+
+
+def read_children(task: Path) -> list[str]:
+    try:
+        return (task / "children").read_text().split()
+    except OSError:  # the thread has ended
+        return []
 
 
 def test_the_keeper_knows_the_names_that_managers_use() -> None:

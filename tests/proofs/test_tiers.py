@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from tests.proofs.kill_matrix import POINTS, VICTIMS, words_of
-from tests.proofs.tiers import Found, Lost, promised
+from tests.proofs.tiers import Found, Lost, _sent_by_all, promised
 
 from penstock.handlers.stores.keeper import messages
 
@@ -51,7 +52,7 @@ def test_each_question_that_a_keeper_knows_is_a_point_of_the_matrix() -> None:
 
 def found(**more: object) -> Found:
     """Return what two processes said that resumed from step 5, sent 7, and kept 8."""
-    given = {"resumed": 5, "kept": 8, "disk": 6, "sent": ((6, 7), (6, 7)), "durable": 4, **more}
+    given = {"resumed": 5, "kept": 8, "disk": 6, "sent": 7, "durable": 4, **more}
     return Found(**given)  # type: ignore[arg-type]  # each has its type above
 
 
@@ -59,15 +60,31 @@ def found(**more: object) -> Found:
     ("said", "lost", "least"),
     [
         (found(), Lost(), 8),
-        (found(), Lost({0}), 7),  # of its process the peer has 7, and the other process keeps two
+        (found(), Lost({0}), 7),  # of its process the peer has 7, and so has the keeper of the other
+        (found(kept=11), Lost({0}), 7),  # also if that has kept two since
         (found(), Lost({0}, {0}), 7),
         (found(), Lost({0, 1}), 6),  # both keepers; each disk has 6
         (found(), Lost({0, 1}, {0}), 4),
-        (found(sent=((6, 7), (5, 6))), Lost({0, 1}, {1}), 4),
-        (found(sent=((5, 6), (6, 7)), disk=-1), Lost({0}, {0}), 4),  # 6 is gone where 7 and 8 are kept
-        (found(sent=((), ()), disk=-1), Lost({0}, {0}), 4),
-        (found(kept=5, sent=((), ()), disk=-1), Lost(), 5),
+        (found(sent=6), Lost({0, 1}, {1}), 4),
+        (found(sent=-1, disk=-1), Lost({0}, {0}), 4),
+        (found(kept=5, sent=-1, disk=-1), Lost(), 5),
     ],
 )
 def test_what_the_next_job_must_find(said: Found, lost: Lost, least: int) -> None:
     assert promised(said, (0, 1), lost, ([1], [0])) == least
+
+
+@pytest.mark.parametrize(
+    ("sent", "n_peers", "step"),
+    [
+        (([6, 7], [6, 7]), 1, 7),
+        (([6, 7], [6]), 1, 6),
+        (([6, 7], []), 1, -1),
+        (([6, 6, 7], [6, 6, 7, 7]), 2, 6),
+        (([], []), 0, -1),
+    ],
+)
+def test_a_step_was_sent_by_all_if_each_peer_of_each_process_has_it(
+    sent: Sequence[Sequence[int]], n_peers: int, step: int
+) -> None:
+    assert _sent_by_all(sent, n_peers) == step

@@ -29,6 +29,7 @@ staged. `make tiers-proof`.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import random
@@ -38,7 +39,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -179,12 +180,15 @@ class Found:
     resumed: int
     kept: int  #: the newest step that any of them called kept
     disk: int
-    sent: tuple[tuple[int, ...], ...]  #: by process, the last steps that its peers all have
+    sent: int  #: the newest step that each process has sent to all its peers; -1 for none
     durable: int
 
 
 def promised(found: Found, hosts: Sequence[int], lost: Lost, peers: Sequence[Sequence[int]]) -> int:
     """Return the step that the next job must find at least. Pure.
+
+    A keeper has the two steps that were kept last, and the last one that all have sent to all their peers,
+    as those have. Of what only some have sent nothing follows: a peer may have dropped it for a newer one.
 
     Args:
         found: What the processes have said.
@@ -194,9 +198,9 @@ def promised(found: Found, hosts: Sequence[int], lost: Lost, peers: Sequence[Seq
     """
     kept = {found.kept, found.kept - 1} if found.kept > found.resumed else {found.kept}
     places = [
-        (kept if host not in lost.keepers else set[int]())
+        (kept | {found.sent} if host not in lost.keepers else set[int]())
         | ({found.disk} if host not in lost.disks else set[int]())
-        | (set(found.sent[index]) if not lost.keepers.issuperset(peers[index]) else set[int]())
+        | ({found.sent} if not lost.keepers.issuperset(peers[index]) else set[int]())
         for index, host in enumerate(hosts)
     ]
     return max([found.durable, *set.intersection(*places)])
@@ -280,6 +284,8 @@ class Round:
         places = world.places if places is None else places
         self._places = rng.sample(spread, len(spread)) if places is None else list(places)
         self._lost = Lost()
+        self._began = time.monotonic()
+        self.recovery_s = 0.0  #: from the start of the job until all its processes have resumed
         self._n_peers = min(rng.choice((1, 1, 2)), n_hosts - 1) if n_peers is None else n_peers
         setting = Setting(world.root, number, self._n_peers, world.n_processes, world.services)
         for host in world.hosts:
@@ -303,13 +309,14 @@ class Round:
             for job in self._jobs:
                 job.hear("resumed")
 
+            self.recovery_s = time.monotonic() - self._began
             resumed = {job.steps("resumed")[0] for job in self._jobs}
             assert len(resumed) == 1, f"the processes resumed from different steps: {resumed}"
             assert min(resumed) >= world.floor, f"{resumed} was found, where {world.floor} is promised"
             self._jobs[0].hear("kept", rng.randrange(1, 4))
             if self._n_peers and fault in {"host", "both"}:
                 for job in self._jobs:
-                    job.hear("sent")
+                    job.hear("sent", self._n_peers)
 
             time.sleep(rng.random() * 0.2)  # the moment is what is random here
             getattr(self, f"_{fault}")()
@@ -325,6 +332,18 @@ class Round:
 
         self._note()
 
+    def course(self) -> dict[str, object]:
+        """Return where the processes were, what was lost, and what was said, for a log."""
+        return {
+            "places": list(self._places),
+            "peers": self._n_peers,
+            "lost": [sorted(self._lost.keepers), sorted(self._lost.disks)],
+            "floor": self._world.floor,
+            "recovery_s": round(self.recovery_s, 1),
+            "took_s": round(time.monotonic() - self._began, 1),
+            "said": [job.said for job in self._jobs],
+        }
+
     def _note(self) -> None:
         """Note what the next job must find."""
         world = self._world
@@ -332,7 +351,7 @@ class Round:
         resumed = self._jobs[0].steps("resumed")[0]
         newest = {what: max(chain([-1], *steps)) for what, steps in said.items()}
         world.durable = max(world.durable, newest["root"])
-        sent = tuple([tuple(_sent_to_all(steps, self._n_peers)) for steps in said["sent"]])
+        sent = _sent_by_all(said["sent"], self._n_peers)
         found = Found(resumed, max(resumed, newest["kept"]), newest["disk"], sent, world.durable)
         addresses = {index: Peer(str(place), "", 0) for index, place in enumerate(self._places)}
         peers = [
@@ -450,10 +469,13 @@ class Round:
         self._world.durable = max(self._world.durable, found)
 
 
-def _sent_to_all(steps: Sequence[int], n_peers: int) -> list[int]:
-    """Return the last two steps that were sent to each of so many peers."""
-    counted = Counter(steps)
-    return [step for step in sorted(counted) if counted[step] >= n_peers][-2:] if n_peers else []
+def _sent_by_all(sent: Sequence[Sequence[int]], n_peers: int) -> int:
+    """Return the newest step that each process has sent to each of so many peers; -1 if there is none."""
+    if not n_peers:
+        return -1
+
+    whole = [{step for step, n in Counter(steps).items() if n >= n_peers} for steps in sent]
+    return max(set.intersection(*whole), default=-1)
 
 
 def _latest_in(root: str) -> int:
@@ -497,6 +519,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", help="faults to choose among")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--log", type=Path, help="a file to note the course of each job in, a line of JSON")
     parser.add_argument(
         "--bucket", type=float, default=0.2, help="the share of jobs whose root is in a bucket"
     )
@@ -585,7 +608,7 @@ def import_all(folder: Path) -> None:
 
 def break_all(worlds: Sequence[World], options: argparse.Namespace, rng: random.Random) -> None:
     """Run one job after another, and say what was found."""
-    counts, began = Counter[str](), time.monotonic()
+    counts, longest, began = Counter[str](), defaultdict[str, float](float), time.monotonic()
     for number in range(options.faults):
         world = worlds[-1] if rng.random() < options.bucket else worlds[0]
         among = options.only or [*world.faults(), *RARE]
@@ -593,19 +616,26 @@ def break_all(worlds: Sequence[World], options: argparse.Namespace, rng: random.
             world = worlds[-1]
 
         fault = chosen_fault(world, rng, among)
+        job = Round(world, number, rng)
         try:
-            Round(world, number, rng).run(fault)
+            job.run(fault)
         except AssertionError as failure:
             failure.add_note(f"fault {number}: {fault}, in {world.root}")
             raise
+        finally:
+            if options.log is not None:
+                course = {"number": number, "fault": fault, "root": world.root, **job.course()}
+                with options.log.open("a") as log:
+                    log.write(json.dumps(course) + "\n")
 
         counts[fault] += 1
+        longest[fault] = max(longest[fault], job.recovery_s)
         if (number + 1) % 10 == 0:
             sys.stdout.write(f"{number + 1} faults, {time.monotonic() - began:.0f} s\n")
             sys.stdout.flush()
 
     for what, n in sorted(counts.items()):
-        sys.stdout.write(f"{n:5} {what}\n")
+        sys.stdout.write(f"{n:5} {what:8} found again within {longest[what]:.1f} s\n")
     for world in worlds:
         lost = ", ".join([f"{steps}: {n}" for steps, n in sorted(world.n_lost.items())])
         sys.stdout.write(f"{world.root}: steps lost with keepers or hosts, and how often: {lost or 'none'}\n")

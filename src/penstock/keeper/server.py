@@ -183,15 +183,21 @@ class _Finishing:
     def __init__(self, tree: Tree, path: str, socket: str, of: TakeOver | None) -> None:
         self._tree, self._path, self._socket, self._of = tree, path, socket, of
         self._process: Process | None = None
-        self._is_over = False
+        self._tried: Event | None = None  # set when the try under way is over
+        self.is_over = False  #: another manager has come
 
     async def run(self) -> None:
         """Do it, until it is done, or never will be."""
         for wait_s in chain(_TRY_AGAIN_S, repeat(_TRY_AGAIN_S[-1])):
-            if self._is_over or not self._tree.owes(self._path):
+            if self.is_over or not self._tree.owes(self._path):
                 return
 
-            status = await self._try()
+            self._tried = tried = Event()
+            try:
+                status = await self._try()
+            finally:
+                tried.set()
+
             if status != 1:
                 return
 
@@ -209,6 +215,9 @@ class _Finishing:
         )
         self._process = process
         try:
+            if self.is_over:  # since it was started
+                process.kill()
+
             return await process.wait()
         finally:
             self._process = None
@@ -231,13 +240,12 @@ class _Finishing:
 
     async def end(self) -> None:
         """End it, since another manager comes; return when the process is gone."""
-        process = self._process
-        self._is_over = True
-        if process is not None:
+        self.is_over = True
+        if self._process is not None:
             with suppress(ProcessLookupError):
-                process.kill()
-
-            await process.wait()
+                self._process.kill()
+        if self._tried is not None:  # it may be starting the process just now
+            await self._tried.wait()
 
 
 def _of_all(path: str) -> str:
@@ -335,7 +343,10 @@ class Keeper:
             await self._close_given_back()
 
     async def _finish_steps(self, path: str) -> None:
-        manager = self._managers.get(path)
+        known, manager = self._finishing.get(path), self._managers.get(path)
+        if known is not None and not known.is_over:
+            return  # it was the process for that which broke off, and it is tried again
+
         finishing = self._finishing[path] = _Finishing(self._tree, path, self._path, manager)
         try:
             await finishing.run()

@@ -9,12 +9,12 @@ processes agree as those of the job did; by files in the root, since the service
 
 from __future__ import annotations
 
-__all__ = ("finish", "main")
+__all__ = ("finish", "finish_together", "main")
 
 import secrets
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -35,8 +35,11 @@ from penstock.stores.store_finder import store_at
 PLACE: Final = "_PENSTOCK_FINISHING"
 """In the root: where these processes agree. It is removed when they are done."""
 
-LIMITS: Final = JobLimits(join_s=60.0, silence_s=20.0)
-"""The others may have to wait until the keepers of all hosts know that the job is gone."""
+LIMITS: Final = JobLimits(join_s=120.0, silence_s=20.0)
+"""The others may have to wait until the keepers of all hosts know that the job is gone, and longer than a
+keeper waits between two tries: so all that fail at different times come together again."""
+
+_LOOKS_S: Final = 1.0
 
 
 async def finish(tier: str, limits: JobLimits = LIMITS) -> bool:
@@ -71,11 +74,12 @@ async def finish(tier: str, limits: JobLimits = LIMITS) -> bool:
                 await opened.wait()
         else:
             job = JobOptions(local_root=record.local_root)
-            async with (
-                _together(record, process, limits) as coordinator,
-                manager(coordinator=coordinator, job=job) as opened,
-            ):
-                await opened.wait()
+
+            async def bring(coordinator: JobCoordinator) -> None:
+                async with manager(coordinator=coordinator, job=job) as opened:
+                    await opened.wait()
+
+            await finish_together(record, process, bring, limits)
     except RootInUseError:
         return True
 
@@ -91,17 +95,29 @@ def _process_of(path: str) -> int | None:
     return int(index) if index.isdigit() else None
 
 
-@asynccontextmanager
-async def _together(record: TierRecord, process: int, limits: JobLimits) -> AsyncGenerator[JobCoordinator]:
-    """Yield how this process agrees with those that finish for the others of the job.
+async def finish_together(
+    record: TierRecord,
+    process: int,
+    work: Callable[[JobCoordinator], Awaitable[object]],
+    limits: JobLimits = LIMITS,
+) -> None:
+    """Do some work in each of the processes that finish for those of a job, which agree by files in the root.
 
     Each attempt has a directory of its own, which the first of them names: what an earlier one has left there
-    is not taken for what is said now. The last one to succeed removes it.
+    is not taken for what is said now. Who has come to one that was given up goes on to the next as soon as
+    that has a name. The last one to succeed removes all.
+
+    Args:
+        record: Of the tier.
+        process: For which of them.
+        work: Done with what they agree by; once more for each newer attempt.
+        limits: How long they wait for each other.
 
     Raises:
         CoordinationError: If the first one does not come.
+        PenstockError: What `work` raises in the newest attempt.
     """
-    run, store = Threads(1).run, store_at(record.root)
+    run, store = Threads(2).run, store_at(record.root)
     place = f"{record.root}/{PLACE}"
     known = StoreKeyValues(store, place)
     if process == record.processes[0]:
@@ -112,11 +128,53 @@ async def _together(record: TierRecord, process: int, limits: JobLimits) -> Asyn
     if attempt is None:
         raise CoordinationError(f"no process finishes the steps of process {record.processes[0]} of the job")
 
-    service = StoreKeyValues(store, f"{place}/{attempt.decode()}")
-    options = JobOptions(active_processes=record.processes)
-    yield JobCoordinator(service, process, record.processes[-1] + 1, limits, options)
+    async def newer() -> bytes | None:
+        with suppress(CoordinationError):  # the next look may succeed
+            found = await run(known.wait, "attempt", 0.0)
+            return None if found == attempt else found
+
+        return None
+
+    while True:
+        service = StoreKeyValues(store, f"{place}/{attempt.decode()}")
+        options = JobOptions(active_processes=record.processes)
+        coordinator = JobCoordinator(service, process, record.processes[-1] + 1, limits, options)
+        failure = await _until(newer, partial(work, coordinator))
+        following = await newer()
+        if failure is None:
+            break
+        if following is None:
+            raise failure
+
+        attempt = following
+
     if await run(service.count, "finished") == len(record.processes):
         await run(store.remove_tree, place)
+
+
+async def _until(
+    newer: Callable[[], Awaitable[object]], work: Callable[[], Awaitable[object]]
+) -> PenstockError | None:
+    """Do some work, but no longer than until there is something newer; return why it is not done."""
+    failure: PenstockError | None = CoordinationError("the others have begun anew")
+    async with anyio.create_task_group() as tasks:
+
+        async def look() -> None:
+            while True:
+                await anyio.sleep(_LOOKS_S)
+                if await newer() is not None:
+                    tasks.cancel_scope.cancel()
+
+        tasks.start_soon(look)
+        try:
+            await work()
+            failure = None
+        except PenstockError as error:
+            failure = error
+
+        tasks.cancel_scope.cancel()
+
+    return failure
 
 
 def main(arguments: list[str]) -> int:

@@ -6,7 +6,8 @@ that its process does not need (`joint_tiers`).
 
 All send the same step, and then the next one: a host that is lost takes the parts of several processes with
 it, and what is left of them must be of one step. So the newest step that all have sent stays with the peers
-until all have sent a newer one.
+until all have sent a newer one. It stays in the keeper that it was sent from, too, however many were kept
+since: the host that is lost may be the one that has the copy.
 
 It goes over TCP, as it is: not encrypted, but only between processes of one job. Both sides prove that they
 know a token that the first process drew, and that all got by the coordination service. Who sends names a
@@ -123,6 +124,7 @@ class PeerCopies:
     _token: bytes = b""
     _waiting: int | None = None  # of the steps that wait, the newest alone stays
     _is_busy: bool = False
+    _sending: int | None = None  # that all send, or have sent last
     _sent: int | None = None  # the last one, if each of its peers has it
     _whole: int | None = None  # the last one that all processes have sent
     _asked: Event = field(default_factory=Event)
@@ -192,6 +194,10 @@ class PeerCopies:
         self._waiting = step if self._waiting is None else max(step, self._waiting)
         self._asked.set()
 
+    def owes(self, step: int) -> bool:
+        """True if what is left after the loss of a host may be whole with this step alone, or soon."""
+        return step in {self._whole, self._sending}
+
     async def settle(self) -> None:
         """Wait until no step waits to be sent. What cannot be sent is no error: it was logged."""
         while self._is_busy or self._waiting is not None:
@@ -224,7 +230,7 @@ class PeerCopies:
 
         with _reading():
             step, whole = await _combined(operation, (self._waiting, self._sent), choose)
-            step = int(step)
+            self._sending = step = int(step)
             self._whole = self._whole if whole is None else int(whole)
 
         if self._waiting == step:

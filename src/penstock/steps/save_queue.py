@@ -111,16 +111,17 @@ class StepSaves:
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
-        self._peers: dict[Level, PeerCopies] = {}
+        self._peers: dict[str, PeerCopies] = {}  # by the path of a level
         self._doubtful: list[Level] = []  # where a save of several processes failed since the last look
         process = engine.coordinator.process_index if engine.is_joint else None
-        owing = replace(options, is_owed=self._is_owed if tiers else None)
+        owing = replace(options, is_owed=partial(self._is_owed, root) if tiers else None)
         keeps = [options.keep, *[as_keep_policy(tier.keep) for tier in tiers]]
         self.levels: list[Level] = []
         """Where steps are, the nearest first; the last one is the root."""
         for tier, keep in zip(tiers, keeps[1:], strict=True):
-            used = replace(owing, keep=keep, metadata=None, is_tier=True)
             place, policy = path_of(tier, root, process), as_save_policy(tier.save_when)
+            owed = partial(self._is_owed, place)
+            used = replace(owing, keep=keep, metadata=None, is_tier=True, is_owed=owed)
             try:
                 level = Level(checkpointer.engine, place, names, policy, used, self._known_steps, tier)
             except ConfigError as error:
@@ -265,7 +266,7 @@ class StepSaves:
 
                 copies = PeerCopies(level.engine, level.path, level.names, level.host, level.tier.peers)
                 await opened.enter_async_context(copies.live(partial(self._operation, "peers"), tasks))
-                self._peers[level] = copies
+                self._peers[level.path] = copies
 
     async def _settle_peers(self) -> None:
         for copies in self._peers.values():
@@ -642,8 +643,8 @@ class StepSaves:
             level.not_durable.clear()  # their names are in the same directory
             level.catalogue.add(step, name)
             level.note_base(step)
-            if level in self._peers:
-                self._peers[level].offer(step)
+            if level.path in self._peers:
+                self._peers[level.path].offer(step)
         elif future.published and not self._engine.is_joint:  # the other processes do not know
             level.not_durable.add(step)
             level.catalogue.add(step, name)
@@ -681,8 +682,17 @@ class StepSaves:
             if level is self.levels[-1] or not isinstance(error, StorageError):
                 self._failure = error  # what a tier refuses, as a keeper that is lost, ends no training
 
-    def _is_owed(self, step: int) -> bool:
-        return self._promotions.owes(step)
+    def _is_owed(self, path: str, step: int) -> bool:
+        """True if a step stays at the level of this path, whatever its policy says."""
+        if self._promotions.owes(step):
+            return True
+
+        copies = self._peers.get(path)
+        if copies is None or not copies.owes(step):
+            return False
+
+        seen = [level.catalogue.latest for level in self.levels if not level.is_local]
+        return not any(latest is not None and latest >= step for latest in seen)  # no lost host takes that
 
     def _running(self) -> TaskGroup:
         if self._tasks is None:

@@ -63,7 +63,8 @@ class Memory:
     """The memory of this machine, held by a keeper: a process that outlives the training.
 
     The keeper is started when the manager is opened, unless one runs. It needs Linux, and memory for two
-    steps more than it keeps. Where there can be none, or it is lost, steps are saved into the next tier.
+    steps more than it keeps; with peers for four, and for the copies of others. Where there can be none, or
+    it is lost, steps are saved into the next tier.
 
     ```python
     CheckpointManager("s3://bucket/run", tiers=Memory(keep=2))   # or tiers="memory"
