@@ -242,27 +242,43 @@ class UnsupportedByStoreError(SpecError):
 class StepExistsError(SpecError, FileExistsError):
     """The step exists and `overwrite` was not asked for, or it is being saved.
 
-    `advice` says what to pass to replace it.
+    Attributes:
+        step: Its number.
+        advice: What to pass to replace it.
+        tier: The directory that has it, if that is a tier and the root has not got it; else empty.
     """
 
     step: int
     advice: str
+    tier: str
 
-    def __init__(self, step: int, advice: str = REPLACED_AT_ONCE) -> None:
-        super().__init__(f"step {step} exists; {advice}")
-        self.step, self.advice = step, advice
+    def __init__(self, step: int, advice: str = REPLACED_AT_ONCE, tier: str = "") -> None:
+        super().__init__(f"step {step} exists{_in_tier(tier)}; {advice}")
+        self.step, self.advice, self.tier = step, advice, tier
 
 
 @final
 class OlderStepError(SpecError):
-    """The step to be saved is older than the latest one, and `overwrite` was not asked for."""
+    """The step to be saved is older than the latest one, and `overwrite` was not asked for.
+
+    Attributes:
+        step: Its number.
+        latest: The latest.
+        tier: The directory that has the latest, if that is a tier and the root has not got it; else empty.
+    """
 
     step: int
     latest: int
+    tier: str
 
-    def __init__(self, step: int, latest: int) -> None:
-        super().__init__(f"step {step} is older than the latest, {latest}; pass overwrite=True to save it")
-        self.step, self.latest = step, latest
+    def __init__(self, step: int, latest: int, tier: str = "") -> None:
+        said = f"step {step} is older than the latest, {latest}{_in_tier(tier)}"
+        super().__init__(f"{said}; pass overwrite=True to save it")
+        self.step, self.latest, self.tier = step, latest, tier
+
+
+def _in_tier(tier: str) -> str:
+    return f" (in the tier {tier!r}, where an earlier run may have left it)" if tier else ""
 
 
 @final

@@ -20,6 +20,7 @@ from penstock.config import Config, TierOptions
 from penstock.errors import (
     CorruptCheckpointError,
     NotACheckpointError,
+    OlderStepError,
     PathError,
     SaveCancelledError,
     SpecError,
@@ -223,6 +224,30 @@ async def _killed(paths: Paths, store: FaultyStore, hang: Hang, tasks: TaskGroup
     assert raised is died
     assert save is not None
     return save
+
+
+async def test_a_step_that_an_earlier_run_left_in_a_tier_is_named_with_it(
+    paths: Paths, store: FaultyStore
+) -> None:
+    async with paths.open() as manager:
+        await (await begin(manager, 7))
+
+    shutil.rmtree(paths.root)  # to begin anew, and the tier was not thought of
+    hang = store.hang_on("create_long_file")
+    async with paths.open(store) as manager:
+        with pytest.raises(
+            OlderStepError, match=rf"the latest, 7 \(in the tier {str(paths.tier)!r}"
+        ) as older:
+            await manager.save(1, state(1))
+        with pytest.raises(StepExistsError, match=r"step 7 exists \(in the tier") as exists:
+            await manager.save(7, state(7))
+
+        assert older.value.tier == exists.value.tier == str(paths.tier)
+        await hang.wait_reached()
+        hang.release()
+        await manager.wait()
+        with pytest.raises(OlderStepError, match="the latest, 7; pass"):  # the root has it, too
+            await manager.save(1, state(1))
 
 
 async def test_a_step_that_is_in_a_tier_alone_is_found_by_its_path_in_the_root(

@@ -394,9 +394,17 @@ class StepSaves:
             OlderStepError: If it is older.
         """
         if step in self._pending or (step in self.held and not overwrite):
-            raise StepExistsError(step, how_to_replace(self._engine.store))
-        if step < self._newest() and not overwrite:
-            raise OlderStepError(step, self._newest())
+            raise StepExistsError(step, how_to_replace(self._engine.store), self._tier_of(step))
+        if step < (newest := self._newest()) and not overwrite:
+            raise OlderStepError(step, newest, self._tier_of(newest))
+
+    def _tier_of(self, step: int) -> str:
+        """Return the path of the tier that has a step which the root has not got; empty if there is none."""
+        if step in self._pending:
+            return ""
+
+        holder = self.held.holders(step)[-1]
+        return "" if holder.tier is None else holder.path
 
     async def begin(
         self,
