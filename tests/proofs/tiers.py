@@ -242,7 +242,6 @@ class World:
         self.root, self.services, self.bucket = root, services, bucket
         self.has_network = network is not None
         self.floor = self.durable = -1
-        self.places: Sequence[int] | None = None  #: of the next job; None for any
         self.n_lost = Counter[
             int
         ]()  #: steps that were kept and not found again, when a host or a keeper went
@@ -281,7 +280,6 @@ class Round:
         self._world, self._rng = world, rng
         n_hosts = len(world.hosts)
         spread = [index % n_hosts for index in range(world.n_processes)]
-        places = world.places if places is None else places
         self._places = rng.sample(spread, len(spread)) if places is None else list(places)
         self._lost = Lost()
         self._began = time.monotonic()
@@ -358,8 +356,6 @@ class Round:
             [self._places[to] for to in chosen_peers(index, addresses, self._n_peers)] for index in addresses
         ]
         world.floor = promised(found, self._places, self._lost, peers)
-        # What a disk alone has is found by the process that put it there.
-        world.places = self._places if self._lost.keepers else None
         if self._lost.keepers:
             world.n_lost[found.kept - world.floor] += 1
 

@@ -29,6 +29,7 @@ from penstock.config import Config
 from penstock.errors import PeerFailedError, SaveCancelledError, SpecError, StorageError
 from penstock.handlers import LocalStore
 from penstock.steps import Disk
+from penstock.steps.tier_record import TierRecord, write_record
 from penstock.testing import FaultyStore, Hang
 
 pytestmark = pytest.mark.anyio
@@ -36,8 +37,8 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def disks(tmp_path: Path) -> list[Path]:
-    """The disk of each process. No two are called alike."""
-    found = [tmp_path / f"disk of {index}" for index in range(COUNT)]
+    """The disk of each process, on a machine of its own: no two are called alike."""
+    found = [tmp_path / f"disk of {name}" for name in "abcdefgh"[:COUNT]]
     for disk in found:
         disk.mkdir()
 
@@ -342,6 +343,28 @@ async def test_processes_that_have_other_numbers_find_the_newest_step_in_the_roo
 
     await check_whole(root / "5", 5)
     assert [steps(disk / "run") for disk in disks] == [[6]] * COUNT
+
+
+async def test_parts_are_found_on_the_disks_of_other_processes_of_a_machine(tmp_path: Path) -> None:
+    """A job comes back with its processes on other machines, so none finds its own part."""
+    root, elsewhere = tmp_path / "bucket", tmp_path / "other"
+    machines = [tmp_path / "a", tmp_path / "b"]
+    own = [machines[0] / "p0", machines[0] / "p1", *[machines[1] / f"p{index}" for index in range(2, COUNT)]]
+    moved = [machines[1] / "p0", *[machines[0] / f"p{index}" for index in range(1, COUNT)]]
+    for disk in {*own, *moved}:
+        disk.mkdir(parents=True)
+
+    await keep(root, own, durable=1, kept=5)
+    of_other_run = machines[0] / "p9" / "run"
+    shutil.copytree(own[1] / "run", of_other_run)
+    write_record(LocalStore(), str(of_other_run), TierRecord(str(elsewhere)))
+    async with opened(root, on(moved)) as managers:
+        assert known(managers) == [[1, 5]] * COUNT
+        await check(managers, 5)
+
+    await check_whole(root / "5", 5)
+    assert [steps(disk / "run") for disk in own] == [[]] * COUNT, "what is in the root is of no use there"
+    assert 5 in steps(of_other_run)
 
 
 async def test_a_step_is_whole_over_all_tiers_together(disks: list[Path], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 __all__ = ("FoundPart", "WholeStep", "absent_levels", "find_parts", "whole_step")
 
 import json
+import os
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, cast, final
@@ -21,6 +22,7 @@ from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.stores import Store
 from penstock.steps import step_directory as on_disk
 from penstock.steps.step_names import NameFormat
+from penstock.steps.tier_record import read_record
 
 
 @final
@@ -46,21 +48,25 @@ class WholeStep:
     """By the process that brings it: the path of each part, by who saved it."""
 
 
-def find_parts(store: Store, path: str, names: NameFormat, known: Container[str]) -> list[FoundPart]:
+def find_parts(
+    store: Store, path: str, names: NameFormat, known: Container[str], local_root: str | None = None
+) -> list[FoundPart]:
     """List the parts of steps that this process can read, in a tier and next to it. Blocking.
 
     Args:
         store: Where the tier is.
-        path: Its directory; in a keeper, those of other processes are looked at, too.
+        path: Its directory. Those of other processes are looked at, too, in a keeper and on a disk.
         names: Of steps.
         known: The paths of steps that count already.
+        local_root: Of this process, if the tier is on a disk below it.
 
     Raises:
         StorageError: If the medium refuses.
     """
     found: list[FoundPart] = []
     reader = on_disk.StepReader(store)
-    for place in (path, *places_beside(store, path)):
+    beside = places_beside(store, path) if local_root is None else disks_beside(store, path, local_root)
+    for place in (path, *beside):
         for step, name in on_disk.find_steps(store, place, names).items():
             at = f"{place}/{name}"
             if at in known or not reader.is_part(at):  # which takes one look; the mark takes several
@@ -94,6 +100,37 @@ def places_beside(store: Store, path: str) -> Sequence[str]:
 
     places = [f"{OF_PROCESSES}/{index}/{inside}" for index in indices]
     return [place for place in places if place != path]
+
+
+def disks_beside(store: Store, path: str, local_root: str) -> Sequence[str]:
+    """Return the directories of the same tier that other processes have, or had, on this machine. Blocking.
+
+    The local roots of its processes are called alike but for numbers, as `/scratch/0` and `/scratch/1`.
+
+    Args:
+        store: Of the machine's files.
+        path: The tier of this process; it serves a root.
+        local_root: What the tier is below.
+    """
+    folder, own = os.path.split(local_root)
+    inside = os.path.relpath(path, local_root)
+    try:
+        served = read_record(store, path)
+        alike = [name for name in on_disk.list_root(store, folder) if _unnumbered(name) == _unnumbered(own)]
+        places = [os.path.join(folder, name, inside) for name in alike if name != own]
+        records = {place: read_record(store, place) for place in places}
+    except StorageError:
+        return ()
+
+    return [
+        place
+        for place, record in records.items()
+        if served is not None and record is not None and record.root == served.root
+    ]
+
+
+def _unnumbered(name: str) -> str:
+    return "".join([each for each in name if not each.isdigit()])
 
 
 async def absent_levels(

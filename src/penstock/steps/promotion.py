@@ -169,7 +169,9 @@ class Level:
             return []
 
         known = {self.catalogue.path(step) for step in self.catalogue.steps} if self.is_local else ()
-        return find_parts(self.engine.store, self.path, self.names, known)
+        on_disk = self.is_local and self._keeper is None
+        local_root = self.engine.config.job.local_root if on_disk else None
+        return find_parts(self.engine.store, self.path, self.names, known, local_root)
 
     def remove_parts(self, parts: Sequence[FoundPart]) -> None:
         """Remove parts that are of no use; those that another process may be using stay. Blocking."""
