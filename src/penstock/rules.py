@@ -63,7 +63,7 @@ else:
     __getattr__, __dir__ = _lazy_names(__name__, {"penstock.tools.preview": ("PlannedLeaf", "preview")})
 
 RECIPES: Final = frozenset(
-    {"bert", "gemma", "gpt2", "llama", "mistral", "qwen3", "qwen3_moe", "vit", "whisper"}
+    {"bert", "gemma", "gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "vit", "whisper"}
 )
 """The names of the recipes: files of rules from models of Hugging Face's transformers to the same in jax."""
 

@@ -10,12 +10,15 @@ __all__ = ("check_arranged", "complete_files", "make_files")
 
 from collections.abc import Container
 from contextlib import closing
+from typing import Final
 
 from penstock.kernel.errors import InvalidLeafError, SpecError, UnsupportedByStoreError
 from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.stores import SharedFiles
+
+_ALONE: Final = "each such file is one object there: save or convert in one process, or to Orbax's layout"
 
 
 def check_arranged(run: SaveRun, plan: SavePlan, own: Container[int]) -> None:
@@ -27,7 +30,7 @@ def check_arranged(run: SaveRun, plan: SavePlan, own: Container[int]) -> None:
         UnsupportedByStoreError: If a file of the store is written by one process alone.
     """
     if run.store.shared_files is None:
-        raise UnsupportedByStoreError("write together", run.path, run.store, SharedFiles)
+        raise UnsupportedByStoreError("write together", run.path, run.store, SharedFiles, _ALONE)
     if run.base is not None:
         raise SpecError(f"a {type(run.layout).__name__} has no files that could be linked: leave out `base`")
 

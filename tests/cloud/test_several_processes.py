@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cloud.servers import BUCKET, Server
 from tests.object_server import BUCKET as EXPECTED
+from tests.processes.bucket_conversions import a_killed_conversion_is_made_again, conversions_agree
 from tests.processes.launcher import ROOT, run_job
 
 import penstock.sync
@@ -60,6 +61,16 @@ def test_who_is_killed_is_named_and_the_next_save_takes_over(tmp_path: Path) -> 
     url = f"s3://{BUCKET}/killed/2"
     penstock.sync.save(url, {"x": 1})
     assert penstock.sync.restore(url)["x"] == 1
+
+
+@pytest.mark.usefixtures("s3")
+def test_two_processes_convert_from_a_bucket_and_to_one(tmp_path: Path) -> None:
+    conversions_agree(tmp_path)
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_conversion_of_which_one_is_killed_is_made_again(tmp_path: Path) -> None:
+    a_killed_conversion_is_made_again(tmp_path)
 
 
 def test_two_processes_save_by_orbaxs_names(

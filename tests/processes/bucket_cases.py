@@ -9,15 +9,19 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import anyio
 import numpy as np
+import pytest
 from tests.object_server import BUCKET, CREDENTIALS, object_server
 from tests.processes.job_case import HASTY, Here, checkpointer, reached_and_heard, told_by
 from tests.processes.trees import P, differences, mesh_of, spread, whole
 
-from penstock.config import StoreOptions
-from penstock.errors import PenstockError
+import penstock
+from penstock.config import Config, StoreOptions
+from penstock.errors import PenstockError, UnsupportedByStoreError
 from penstock.handlers.stores.buckets import BucketStore, connect
 from penstock.orbax.item_files import store_at
+from penstock.rules import Cast, Rename, Rules, Split, Stack, Transpose
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore
 
@@ -139,3 +143,64 @@ async def the_primary_stops_saving_to_a_bucket(here: Here) -> Any:
         finally:
             if here.rank == 1:
                 os.kill(int(told.read_text()), signal.SIGCONT)
+
+
+CONVERTED = f"s3://{BUCKET}/converted"
+"""Where the sources of conversions are: a server that outlives the job has them."""
+
+RULES = Rules(
+    [
+        Rename("layers.{i}.w", "blocks.{i}.kernel"),
+        Cast("blocks.{i}.kernel", dtype="bfloat16"),
+        Stack("blocks.{i:int}.kernel", "blocks.kernel"),
+        Split("qkv", ["q", "k", "v"], axis=1),
+        Transpose("head"),
+    ]
+)
+
+
+def to_convert() -> dict[str, Any]:
+    """Return leaves of which each is divided, and small ones, of which each process has some."""
+    numbers = np.random.default_rng(0)
+    layers = [{"w": numbers.standard_normal((300, 700), np.float32)} for _ in range(4)]
+    head, qkv = numbers.standard_normal((700, 900), np.float32), np.arange(33.0).reshape(1, 33)
+    return {"layers": layers, "head": head, "qkv": qkv}
+
+
+async def converts_from_and_to_buckets(here: Here) -> Any:
+    """From a bucket to one, to a disk, and back."""
+    done = [
+        await penstock.convert(source, target, rules=rules)
+        for source, target, rules in (
+            (f"{CONVERTED}/source", f"{CONVERTED}/made", RULES),
+            (f"{CONVERTED}/source", here.folder / "made", RULES),
+            (here.folder / "made", f"{CONVERTED}/again", None),
+        )
+    ]
+    with pytest.raises(UnsupportedByStoreError) as refused:
+        await penstock.convert(f"{CONVERTED}/source", f"{CONVERTED}/made.safetensors", rules=RULES)
+
+    return {"nbytes": [report.nbytes for report in done], "refused": str(refused.value)}
+
+
+async def one_dies_converting_to_a_bucket(here: Here) -> Any:
+    """The last process is killed while it writes. The last case of a job."""
+    here.leaves_at_once = True
+    store = FaultyStore(opened_bucket())
+    hang = store.hang_on("data.sync") if here.rank == here.last else None
+    target, config = f"{CONVERTED}/killed", Config(processes=HASTY)
+
+    async def convert() -> list[Any]:
+        return await told_by(
+            penstock.convert(f"{CONVERTED}/source", target, rules=RULES, store=store, config=config)
+        )
+
+    if hang is None:
+        return {"told": await convert(), "there": store.kind(target)}
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(convert)
+        await reached_and_heard(hang)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return {}

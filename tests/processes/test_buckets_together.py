@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 from tests.object_server import BUCKET, CREDENTIALS, ObjectServer, object_server
+from tests.processes.bucket_conversions import a_killed_conversion_is_made_again, conversions_agree
 from tests.processes.launcher import run_job
 from tests.processes.trees import values
 
@@ -62,3 +63,13 @@ def test_a_stopped_primary_publishes_nothing_when_it_wakes(server: ObjectServer,
     path = f"s3://{BUCKET}/stopped/1"
     penstock.sync.save(path, {"x": 1})
     assert penstock.sync.restore(path)["x"] == 1
+
+
+@pytest.mark.usefixtures("server")
+def test_two_processes_convert_from_a_bucket_and_to_one(tmp_path: Path) -> None:
+    conversions_agree(tmp_path)
+
+
+def test_a_conversion_of_which_one_is_killed_is_made_again(server: ObjectServer, tmp_path: Path) -> None:
+    a_killed_conversion_is_made_again(tmp_path)
+    assert not [name for name in server.backend.names("converted/killed") if "penstock-saving" in name]

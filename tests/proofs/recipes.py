@@ -32,6 +32,8 @@ from penstock.rules import RECIPES, load_recipe
 
 LENGTH: Final = 7
 VOCABULARY: Final = 11
+HEAD: Final = 128
+"""Numbers in a head of Qwen's models."""
 
 
 @final
@@ -73,23 +75,24 @@ def _in_tunix(family: Family, weights: Path) -> Any:
         package = sys.modules["tunix"] = ModuleType("tunix")
         package.__path__ = list(spec.submodule_search_locations or ())
 
-    model = import_module("tunix.models.qwen3.model")
     config = family.config
+    is_third = "3" in config.model_type
+    model = import_module(f"tunix.models.{'qwen3' if is_third else 'qwen2'}.model")
+    experts = ("num_experts", "num_experts_per_tok") if is_third else ()
     described = model.ModelConfig(
         num_layers=config.num_hidden_layers,
         vocab_size=config.vocab_size,
         embed_dim=config.hidden_size,
         hidden_dim=getattr(config, "moe_intermediate_size", config.intermediate_size),
         num_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
+        head_dim=HEAD,
         num_kv_heads=config.num_key_value_heads,
         rope_theta=config.rope_theta,
         norm_eps=config.rms_norm_eps,
         use_tied_embedding=config.tie_word_embeddings,
-        num_experts=getattr(config, "num_experts", None),
-        num_experts_per_tok=getattr(config, "num_experts_per_tok", None),
+        **{name: getattr(config, name, None) for name in experts},
     )
-    made = model.Qwen3(described, rngs=nnx.Rngs(0))
+    made = (model.Qwen3 if is_third else model.Qwen2)(described, rngs=nnx.Rngs(0))
     state = nnx.state(made)
     nnx.replace_by_pure_dict(state, penstock.sync.restore(weights, like=nnx.to_pure_dict(state)))
     nnx.update(made, state)
@@ -126,7 +129,7 @@ _WHISPER: Final = {
 def families() -> dict[str, Family]:
     """Return the family of each recipe."""
     of = transformers
-    heads = {"head_dim": 128, "rope_theta": 1_000_000.0}
+    heads = {"head_dim": HEAD, "rope_theta": 1_000_000.0}
     experts = {
         "num_experts": 11,
         "num_experts_per_tok": 2,
@@ -155,6 +158,12 @@ def families() -> dict[str, Family]:
             "BertForMaskedLM",
             _tokens,
             _in_flax,
+        ),
+        "qwen2": Family(
+            of.Qwen2Config(**{**_DECODER, "hidden_size": 4 * HEAD}, rope_theta=1_000_000.0),
+            "Qwen2ForCausalLM",
+            _tokens,
+            _in_tunix,
         ),
         "qwen3": Family(
             of.Qwen3Config(**_DECODER, **heads, tie_word_embeddings=True),
