@@ -72,7 +72,7 @@ FROZEN: Final = np.arange(100_000, dtype=np.float32)
 """It does not change from step to step, and so is linked."""
 
 LEASE_S: Final = 2.0
-FINISHED_S: Final = 120.0
+FINISHED_S: Final = 300.0
 AFTER: Final = 3
 """So many steps are kept after what breaks for a while, by each process."""
 

@@ -79,6 +79,19 @@ async def test_a_copy_has_the_same_files(
     assert is_same_checkpoint(LocalStore(), str(source), LocalStore(), str(copy))
 
 
+async def test_a_copy_takes_no_more_memory_than_its_files_have(tmp_path: Path, target: FaultyStore) -> None:
+    """However large the budget is. A job that saves often copies little, and often."""
+    source, copy = tmp_path / "a", tmp_path / "b"
+    async with penstock.Checkpointer() as checkpointer:
+        await (await checkpointer.save(source, {"w": np.zeros(50_000, np.float32)}))
+
+    copying = copier(LocalStore(), target, 1024 * MIB)
+    await copying.copy(str(source), str(copy))
+
+    assert 0 < copying.memory.peak <= sum(map(len, files(source).values()))
+    assert files(copy) == files(source)
+
+
 async def test_a_copy_in_a_store_without_directories_can_be_restored(tmp_path: Path) -> None:
     source, bucket = tmp_path / "a", MemoryStore()
     await penstock.save(source, tree())

@@ -14,6 +14,7 @@ __all__ = ("COPY_WORKERS", "CheckpointCopier", "CopySource", "is_same_checkpoint
 
 import hashlib
 import heapq
+import mmap
 import os
 import time
 from bisect import bisect_left
@@ -329,14 +330,20 @@ class CheckpointCopier:
     async def _fill(self, place: Workspace, files: _Files, progress: _Progress) -> None:
         """Write the data, durably."""
         block = min(MOST_BLOCK, max(self.memory.limit // (_SHARE * COPY_WORKERS), LEAST_BLOCK))
-        block = min(block, self.memory.limit)
+        lengths = [data.share.nbytes for data in files.data.values()]
+        block = min(block, max([LEAST_BLOCK, *lengths]), self.memory.limit)
+        n_workers = min(COPY_WORKERS, sum([-(-nbytes // block) for nbytes in lengths]))
         transfer = _Transfer(self.target, place, files, block, progress)
         run, failures = self.threads.run, list[Exception]()
+
+        def copy() -> None:
+            # A bytearray would be filled with zeros first, and all other threads would wait for that.
+            transfer.copy_blocks(memoryview(mmap.mmap(-1, block)))
 
         async def work(others: CancelScope) -> None:
             lease = await self.memory.acquire(block)
             try:
-                await run(transfer.copy_blocks, memoryview(bytearray(block)))
+                await run(copy)
             except Exception as error:  # raised below, as it is and not in a group
                 failures.append(error)
                 others.cancel()
@@ -346,7 +353,7 @@ class CheckpointCopier:
         await run(transfer.make_directories)
         try:
             async with create_task_group() as workers:
-                for _ in range(COPY_WORKERS):
+                for _ in range(n_workers):
                     workers.start_soon(work, workers.cancel_scope)
 
             if failures:
