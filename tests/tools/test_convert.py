@@ -668,3 +668,20 @@ def test_a_save_format_is_refused_for_safetensors(tmp_path: Path) -> None:
         penstock.sync.convert(
             tmp_path / "c", tmp_path / "x.safetensors", save_format=penstock.SaveFormat(zarr=3)
         )
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("inside", [[], ["readme.txt"]], ids=["empty", "other files"])
+@pytest.mark.parametrize("target", ["d", "d.safetensors", "d.npz"])
+async def test_a_directory_that_holds_no_checkpoint_is_not_converted(
+    tmp_path: Path, inside: list[str], target: str
+) -> None:
+    source = tmp_path / "s"
+    source.mkdir()
+    for name in inside:
+        (source / name).write_text("no checkpoint")
+
+    with pytest.raises(NotACheckpointError, match="holds neither _METADATA nor"):
+        await penstock.convert(source, tmp_path / target)
+
+    assert [each.name for each in tmp_path.iterdir()] == ["s"]

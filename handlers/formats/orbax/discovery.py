@@ -37,6 +37,7 @@ __all__ = (
     "locate",
     "names_a_step",
     "nothing_at",
+    "nothing_to_open",
     "proto_file",
     "read_root_metadata",
     "step_at",
@@ -403,7 +404,7 @@ def _choose(
     if kind is not None:
         return "", kind
 
-    raise _nothing_to_open(store, path, names, items)
+    raise nothing_to_open(store, path, names, items)
 
 
 def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
@@ -416,7 +417,7 @@ def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
             raise CorruptCheckpointError(directory, f"{problem}, and {CHECKPOINT_METADATA} lists it")
 
 
-def _nothing_to_open(
+def nothing_to_open(
     store: Store, path: str, names: frozenset[str], items: Mapping[str, ItemKind]
 ) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
     """Return the error that says what is at `path` instead of a tree."""

@@ -22,6 +22,7 @@ from penstock.handlers.formats.orbax.discovery import (
     arrays_in,
     contents_of,
     json_file,
+    nothing_to_open,
     proto_file,
 )
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA
@@ -108,6 +109,7 @@ class ItemsReader:
         """Take the checkpoint at `path` apart, or one item of it.
 
         Raises:
+            NotACheckpointError: If there is none.
             UnsupportedFormatError: If it has an item that penstock does not know.
             CorruptCheckpointError: If a document is damaged or missing.
             ExpansionError: If its arrays claim far more bytes than are stored.
@@ -124,7 +126,11 @@ class ItemsReader:
         recorded = about.item_handlers
         handlers: Mapping[str, str] = recorded if isinstance(recorded, Mapping) else {}
         tree, parts = dict[str, object](), Parts()
-        for name, kind in self._kinds(path, contents, handlers).items():
+        kinds = self._kinds(path, contents, handlers)
+        if not kinds and CHECKPOINT_METADATA not in names:
+            raise nothing_to_open(self.store, path, names, {})
+
+        for name, kind in kinds.items():
             self.add(tree, parts, path, name, kind, handlers.get(name))
 
         return StoredItems(tree, parts, about.custom_metadata)
