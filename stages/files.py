@@ -8,6 +8,7 @@ __all__ = (
     "commit_own",
     "finalize_handlers",
     "log_transfers",
+    "opened",
     "save_by_handler",
     "write_documents",
 )
@@ -17,7 +18,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from anyio import Event, create_task_group, get_cancelled_exc_class, move_on_after, sleep_forever
 
@@ -244,6 +245,9 @@ class _File(Protocol):
     def close(self) -> None: ...
 
 
+F = TypeVar("F", bound=_File)
+
+
 @asynccontextmanager
 async def closing(threads: Threads, files: Callable[[], Iterable[_File]]) -> AsyncGenerator[None]:
     """Close all of `files()` at the end of the block, even if closing one of them fails.
@@ -266,6 +270,22 @@ async def closing(threads: Threads, files: Callable[[], Iterable[_File]]) -> Asy
 
     with move_on_after(CLOSING_S, shield=True):
         await threads.run(_close, files)
+
+
+@asynccontextmanager
+async def opened(threads: Threads, open_file: Callable[[], F]) -> AsyncGenerator[F]:
+    """Open a file in a thread, and close it at the end of the block, as `closing` does.
+
+    Raises:
+        StorageError: If the file could not be opened, or closed.
+
+    Cancellation:
+        A file that is being opened meanwhile is closed, too.
+    """
+    files: list[F] = []
+    async with closing(threads, lambda: files):
+        await threads.run(lambda: files.append(open_file()))
+        yield files[0]
 
 
 def _close(files: Callable[[], Iterable[_File]]) -> None:

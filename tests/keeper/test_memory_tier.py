@@ -22,9 +22,10 @@ import penstock
 from penstock.errors import SpecError
 from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.file_names import TIER
+from penstock.handlers.stores.keeper.messages import TakeOver
 from penstock.handlers.stores.publishing.writer_hold import WRITER
 from penstock.keeper import tree
-from penstock.keeper.server import _Finishing
+from penstock.keeper.finishing import Finishers
 from penstock.steps import CheckpointManager, Disk, Memory
 from penstock.testing import FaultyStore
 
@@ -199,14 +200,14 @@ async def test_what_finishes_saves_is_gone_when_another_manager_has_come_at_whic
     n_checkpoints: int,
 ) -> None:
     """Also while its process is being started."""
-    finishing = _Finishing(cast("tree.Tree", Owing()), "local/run", "/nowhere", None)
+    finishers = Finishers(cast("tree.Tree", Owing()), "/nowhere")
     before = children()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(finishing.run)
+        finishers.start("local/run", tasks)
         for _ in range(n_checkpoints):
             await anyio.lowlevel.checkpoint()
 
-        await finishing.end()
+        await finishers.take_over(TakeOver("local/run", {}, "/"), os.getpid())
         assert children() == before
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 from tests.open_files import at_most, open_below
@@ -10,6 +11,8 @@ import penstock
 from penstock import SaveFormat
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
+from penstock.kernel import ReadableFile, Threads
+from penstock.stages.files import opened
 from penstock.stages.read import OpenFiles
 
 
@@ -86,3 +89,22 @@ async def test_a_checkpoint_is_written_in_more_files_than_a_process_may_open(tmp
     assert len(list((tmp_path / "c").glob("*.safetensors"))) == 80
     found = await penstock.restore(tmp_path / "c")
     assert [int(value[0]) for value in found.values()] == list(range(80))
+
+
+@pytest.mark.parametrize("when", ["while it is opened", "in the block"])
+async def test_a_file_is_closed_when_it_is_cancelled(paths: list[str], tmp_path: Path, when: str) -> None:
+    def open_file() -> ReadableFile:
+        file = LocalStore().open_data_file(paths[0])
+        if when == "while it is opened":
+            anyio.from_thread.run_sync(scope.cancel)
+
+        return file
+
+    with anyio.CancelScope() as scope:
+        async with opened(Threads(1), open_file) as file:
+            file.read_at(0, [memoryview(bytearray(1))])
+            scope.cancel()
+            await anyio.sleep_forever()
+
+    assert scope.cancelled_caught
+    assert open_below(tmp_path) == []

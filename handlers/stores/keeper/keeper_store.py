@@ -72,6 +72,8 @@ from penstock.kernel.registry import Scheme
 A = TypeVar("A")
 
 _URL: Final = "keeper:"
+_LONGEST_VARIABLE: Final = 2**17
+"""Bytes; Linux starts no process with one that has as many."""
 
 
 @final
@@ -647,7 +649,7 @@ def _environment(options: Mapping[str, str]) -> dict[str, str]:
     for name, text in sorted({**os.environ, **options}.items(), key=lambda each: len(each[1])):
         pair = f"{name}={text}".encode(errors="surrogateescape")
         room -= len(pair)
-        if room > 0:
+        if room > 0 and len(pair) < _LONGEST_VARIABLE:
             # A message has texts alone. A path that is none is of no use in one of ours.
             found[name] = text.encode(errors="replace").decode()
 

@@ -60,9 +60,9 @@ import os
 import socket
 import stat
 import struct
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from msgspec import DecodeError, Raw, Struct
+from msgspec import DecodeError, Meta, Raw, Struct
 from msgspec.msgpack import Decoder, decode, encode
 
 MOST_BYTES: Final = 2 * 2**20
@@ -84,6 +84,7 @@ _HEAD: Final = struct.Struct("<IB")
 _PEER: Final = struct.Struct("3i")  # process, user, group
 
 A = TypeVar("A")
+Length: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
 class Head:
@@ -199,8 +200,8 @@ class Reserve(_Message, frozen=True):
     """Gives a data file pages for its first bytes; the answer is `Reserved`."""
 
     number: int  #: of the file
-    nbytes: int
-    expected: int  #: how many bytes will be asked for in the end, at least
+    nbytes: Length
+    expected: Length  #: how many bytes will be asked for in the end, at least
     wants_descriptors: bool  #: two: one to write with, which says that the file is in use; one to map
 
 
@@ -216,7 +217,7 @@ class Finish(_Message, frozen=True):
     """Says how long a data file is. Pages that are not needed are given back."""
 
     number: int
-    nbytes: int
+    nbytes: Length
     is_whole: bool  #: False for one of several writers: then it is as long as the longest says
 
 

@@ -12,13 +12,11 @@ import errno
 import math
 import os
 import socket
-import sys
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, repeat
-from subprocess import DEVNULL
 from typing import Final, Literal, final
 
 from anyio import (
@@ -27,13 +25,12 @@ from anyio import (
     Lock,
     create_task_group,
     move_on_after,
-    open_process,
     sleep,
     to_thread,
     wait_readable,
     wait_writable,
 )
-from anyio.abc import Process, TaskGroup
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from penstock.handlers.stores.keeper.messages import (
@@ -71,14 +68,14 @@ from penstock.handlers.stores.keeper.messages import (
     is_own_peer,
     peer_process,
 )
+from penstock.keeper.finishing import Finishers
 from penstock.keeper.pages import STEP_BYTES, NoRoom, PagePool, Pages, close_all
-from penstock.keeper.tree import OF_PROCESSES, Directory, File, Refusal, Tree
+from penstock.keeper.tree import Directory, File, Refusal, Tree
 
 _POOL_S: Final = 30.0
 """So long after the last client has gone, no file is ready any more: no save is near."""
 
 _AGAIN_S: Final = 0.1
-_TRY_AGAIN_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 _READY_FROM: Final = 2**20  # smaller files are as quick without
 
 
@@ -167,94 +164,6 @@ class _Client:
 
 
 @final
-class _Finishing:
-    """Has the steps of a manager that died brought to where they should be, by a process for that.
-
-    It needs stores, credentials and arrays, and so it is not done here. What fails is tried again, until
-    another manager comes.
-
-    Args:
-        tree: All directories.
-        path: The directory of steps.
-        socket: Of the keeper.
-        of: What the manager said of its process, if it did.
-    """
-
-    def __init__(self, tree: Tree, path: str, socket: str, of: TakeOver | None) -> None:
-        self._tree, self._path, self._socket, self._of = tree, path, socket, of
-        self._process: Process | None = None
-        self._tried: Event | None = None  # set when the try under way is over
-        self.is_over = False  #: another manager has come
-
-    async def run(self) -> None:
-        """Do it, until it is done, or never will be."""
-        for wait_s in chain(_TRY_AGAIN_S, repeat(_TRY_AGAIN_S[-1])):
-            if self.is_over or not self._tree.owes(self._path):
-                return
-
-            self._tried = tried = Event()
-            try:
-                status = await self._try()
-            finally:
-                tried.set()
-
-            if status != 1:
-                return
-
-            await sleep(wait_s)
-
-    async def _try(self) -> int:
-        command = [sys.executable, "-P", "-m", "penstock.steps.finishing", f"keeper:///{self._path}"]
-        folder = None if self._of is None else self._of.folder
-        if folder is not None and not await to_thread.run_sync(os.path.isdir, folder):
-            folder = None
-
-        # What it cannot do is said where the keeper says its own errors.
-        process = await open_process(
-            command, stdin=DEVNULL, stdout=DEVNULL, stderr=None, env=self._environ(), cwd=folder
-        )
-        self._process = process
-        try:
-            if self.is_over:  # since it was started
-                process.kill()
-
-            return await process.wait()
-        finally:
-            self._process = None
-            if process.returncode is None:
-                process.kill()
-
-    def _environ(self) -> Mapping[str, str]:
-        """Return the settings of the process that died, with the code of this one."""
-        environ = dict(os.environ if self._of is None else self._of.environ)
-        environ.pop("PYTHONPATH", None)
-        if "PYTHONPATH" in os.environ:
-            environ["PYTHONPATH"] = os.environ["PYTHONPATH"]
-
-        # Files are copied: a training that comes meanwhile is to find its accelerators free.
-        return {**environ, "PENSTOCK_STORE__KEEPER__SOCKET": self._socket, "JAX_PLATFORMS": "cpu"}
-
-    def is_process(self, number: int) -> bool:
-        """True if this process does it."""
-        return self._process is not None and self._process.pid == number
-
-    async def end(self) -> None:
-        """End it, since another manager comes; return when the process is gone."""
-        self.is_over = True
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-        if self._tried is not None:  # it may be starting the process just now
-            await self._tried.wait()
-
-
-def _of_all(path: str) -> str:
-    """Return the path of a tier without the directory that each process of a job has."""
-    first, _, inside = path.partition("/")
-    return inside.partition("/")[2] if first == OF_PROCESSES else path
-
-
-@final
 class Keeper:
     """The process's state, and its answers.
 
@@ -274,8 +183,7 @@ class Keeper:
         self._filling = Lock(fast_acquire=True)  # one after the other, since each looks at what is free
         self._threads = CapacityLimiter(4)
         self._tasks: TaskGroup | None = None
-        self._finishing: dict[str, _Finishing] = {}  # by the directory of steps
-        self._managers: dict[str, TakeOver] = {}  # the last one of each
+        self._finishers = Finishers(self._tree, path)
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer all clients, until it is stopped or idle for long enough.
@@ -336,34 +244,11 @@ class Keeper:
             left = self._tree.written_by(client) if is_broken else None
             self._tree.release(client, is_broken=is_broken)
             if left is not None and self._tasks is not None:
-                self._tasks.start_soon(self._finish_steps, left)
+                self._finishers.start(left, self._tasks)
 
             client.close()
             self._count(-1)
             await self._close_given_back()
-
-    async def _finish_steps(self, path: str) -> None:
-        known, manager = self._finishing.get(path), self._managers.get(path)
-        if known is not None and not known.is_over:
-            return  # it was the process for that which broke off, and it is tried again
-
-        finishing = self._finishing[path] = _Finishing(self._tree, path, self._path, manager)
-        try:
-            await finishing.run()
-        finally:
-            if self._finishing.get(path) is finishing:
-                del self._finishing[path]
-
-    async def _take_over(self, request: TakeOver, process: int) -> None:
-        """End what finishes steps of this tier, of whichever process of a job they are."""
-        path = request.path.strip("/")
-        found = [each for known, each in self._finishing.items() if _of_all(known) == _of_all(path)]
-        if any(each.is_process(process) for each in found):
-            return  # it is the one
-
-        self._managers[path] = request
-        for each in found:
-            await each.end()
 
     def _count(self, change: int) -> None:
         self._n_clients += change
@@ -378,7 +263,7 @@ class Keeper:
             if isinstance(request, Reserve):
                 found, descriptors = await self._reserve(request)
             elif isinstance(request, TakeOver):
-                await self._take_over(request, client.process)
+                await self._finishers.take_over(request, client.process)
                 found, descriptors = None, ()
             else:
                 found, descriptors = self._answer(client, request)
@@ -389,6 +274,9 @@ class Keeper:
         except OSError as error:
             problem = f"the keeper cannot: {error.strerror}"
             return encode_refusal(Refused(error.errno or errno.EIO, problem)), ()
+        except Exception as defect:  # what it holds for all others must not end with it
+            traceback.print_exc()
+            return encode_refusal(Refused(errno.EIO, f"the keeper failed: {defect!r}")), ()
         finally:
             await self._close_given_back()
 
@@ -541,10 +429,13 @@ class Keeper:
             if self._pool.room_bytes - self._pool.idle_bytes < size:
                 return
 
-            pages = Pages()
+            try:
+                pages = Pages()
+            except OSError:  # no more descriptors, for now: the next save makes its own
+                return
             try:
                 await self._fill(pages, size)
-            except (NoRoom, OSError):  # then the next save makes its own
+            except (NoRoom, OSError):
                 self._pool.unclaim(pages, 0)
                 close_all([pages])
                 return

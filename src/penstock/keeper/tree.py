@@ -19,6 +19,7 @@ from penstock.handlers.stores.keeper.messages import MOST_NAMES, KeptStep
 from penstock.keeper.pages import Pages
 
 _LONGEST_NAME: Final = 255
+_LONGEST_PATH: Final = 2**13  # a longest one of a file system, below directories of the tier
 
 
 class Refusal(Exception):
@@ -207,12 +208,14 @@ class Tree:
         return [file for file in found if file.data is None]
 
     def _all_files(self, directory: Directory, *, outside: bool = False) -> Iterator[File]:
-        for name, below in directory.entries.items():
-            if isinstance(below, File):
-                if not (outside and name == TIER_FILE):
-                    yield below
-            elif not (outside and below.is_elsewhere):
-                yield from self._all_files(below, outside=outside)
+        pending = [directory]  # a path may be deeper than calls may be
+        while pending:
+            for name, below in pending.pop().entries.items():
+                if isinstance(below, File):
+                    if not (outside and name == TIER_FILE):
+                        yield below
+                elif not (outside and below.is_elsewhere):
+                    pending.append(below)
 
     def written_by(self, holder: Holder) -> str | None:
         """Return the directory of steps that a connection alone may write into; None if there is none."""
@@ -470,6 +473,9 @@ class Tree:
 
 
 def _names(path: str) -> list[str]:
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise Refusal(errno.ENAMETOOLONG, "is no possible path: it is too long")
+
     names = path.split("/") if path else []
     for name in names:
         if name in {"", ".", ".."} or "\0" in name or len(os.fsencode(name)) > _LONGEST_NAME:

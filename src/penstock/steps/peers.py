@@ -57,6 +57,7 @@ from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CoordinationError, PeerError, PenstockError
 from penstock.kernel.protocols.coordinator import Operation
+from penstock.stages.files import opened
 from penstock.steps import step_directory as on_disk
 from penstock.steps.step_names import NameFormat
 from penstock.verification.copying import lengths_below
@@ -282,16 +283,12 @@ class PeerCopies:
         return sum(lengths.values())
 
     async def _send_file(self, stream: SocketStream, path: str, nbytes: int, buffer: memoryview) -> None:
-        run = self._threads.run
-        file = await run(self.engine.store.open_data_file, path)
-        try:
+        async with opened(self._threads, lambda: self.engine.store.open_data_file(path)) as file:
             for at in range(0, nbytes, len(buffer)):
                 part = buffer[: min(len(buffer), nbytes - at)]
-                await run(file.read_at, at, [part])
+                await self._threads.run(file.read_at, at, [part])
                 with fail_after(_IDLE_S):
                     await stream.send(bytes(part))
-        finally:
-            file.close()
 
     async def _prove(self, stream: SocketStream, received: BufferedByteReceiveStream) -> None:
         """Prove to a process that listens that this one is of the job, and have it prove the same."""
@@ -378,8 +375,7 @@ class PeerCopies:
             await run(store.write_file, build.path(name), await _exactly(received, nbytes))
             return
 
-        file = await run(store.create_long_file, build.path(name), nbytes)
-        try:
+        async with opened(self._threads, lambda: store.create_long_file(build.path(name), nbytes)) as file:
             await run(file.allocate, nbytes)
             at = 0
             while at < nbytes:
@@ -390,8 +386,6 @@ class PeerCopies:
                 at += len(part)
 
             await run(file.sync)
-        finally:
-            await run(file.close)
 
     def _tidy(self, place: str, came: int, whole: int | None) -> None:
         """Remove steps of a process that are of no use, and let the keeper end without the copy. Blocking."""

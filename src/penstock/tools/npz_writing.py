@@ -37,7 +37,7 @@ from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import DataFile, Store
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.reports.report import SaveReport
-from penstock.stages.files import closing
+from penstock.stages.files import opened
 from penstock.stages.pytree.flattening import FlatLeaf, flatten_tree, is_empty
 
 _ARRAY: Final = ".npy"
@@ -248,8 +248,7 @@ class NpzWriting:
             if shown is not None:
                 shown(done, total)
 
-        file = await self.threads.run(self.store.create_data_file, path)
-        async with closing(self.threads, lambda: [file]):
+        async with opened(self.threads, lambda: self.store.create_data_file(path)) as file:
             archive = _Archive(file)
             try:
                 for group in _groups(members, self.piece_bytes):
