@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +14,7 @@ import pytest
 from tests.keeper.conftest import RunningKeeper
 
 from penstock.errors import BuildChangedError, InUseError, StorageError, TruncatedDataError
+from penstock.handlers.stores.keeper.keeper_files import SplicePipe
 from penstock.handlers.stores.keeper.keeper_store import KeeperStore
 from penstock.handlers.stores.keeper.messages import MOST_DOCUMENT_BYTES, MOST_NAMES
 from penstock.kernel import Store
@@ -284,3 +287,48 @@ def test_a_file_that_is_still_open_for_writing_is_not_used_again(store: KeeperSt
             late.write_at(0, [memoryview(b"3" * nbytes)])
 
     assert store.read_file(f"{root}/other") == b"2" * nbytes
+
+
+def test_a_file_goes_by_a_socket_from_pages_into_pages(store: KeeperStore, root: str) -> None:
+    data = os.urandom(3 * 2**20 + 5)
+    with closing(store.create_data_file(f"{root}/source")) as file:
+        file.write_at(0, [memoryview(data)])
+        file.sync()
+
+    here, there = socket.socketpair()
+    with (
+        here,
+        there,
+        closing(store.create_data_file(f"{root}/copy")) as copy,
+        closing(SplicePipe(2**16)) as pipe,
+    ):
+        here.setblocking(False)
+        there.setblocking(False)
+        copy.allocate(len(data))
+        with pytest.raises(BlockingIOError):
+            copy.receive(there, pipe, 0, 1)
+
+        with closing(store.open_data_file(f"{root}/source")) as source:
+            sent = received = 0
+            while received < len(data):
+                with suppress(BlockingIOError):
+                    sent += source.send(here, sent, 2**20) if sent < len(data) else 0
+
+                received += copy.receive(there, pipe, received, 2**20)
+
+            with pytest.raises(TruncatedDataError):
+                source.send(here, sent, 1)
+
+        here.close()
+        assert copy.receive(there, pipe, received, 1) == 0
+        copy.sync()
+
+    assert store.read_file(f"{root}/copy") == data
+
+
+def test_a_document_goes_by_a_socket_too(store: KeeperStore, root: str) -> None:
+    store.write_file(f"{root}/document", b"0123456789")
+    here, there = socket.socketpair()
+    with here, there, closing(store.open_data_file(f"{root}/document")) as document:
+        assert document.send(here, 2, 100) == 8
+        assert there.recv(100) == b"23456789"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
+from anyio import EndOfStream, create_task_group, fail_after, to_thread
 
 from penstock.config import TierOptions
 from penstock.errors import ConfigError, SpecError
 from penstock.steps import Memory
-from penstock.steps.peers import Peer, chosen_peers, next_to_send
+from penstock.steps.peers import Peer, _connected, _Connection, chosen_peers, next_to_send
 
 
 def on(*hosts: str) -> dict[int, Peer]:
@@ -54,3 +58,69 @@ def test_all_send_the_newest_step_that_waits_in_all(
     said: list[tuple[int, int | None]], step: int, whole: int | None
 ) -> None:
     assert next_to_send(said) == (step, whole)
+
+
+async def both_ends() -> tuple[_Connection, _Connection]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = await _connected(Peer("a", *listener.getsockname()))
+        return one, _Connection(listener.accept()[0])
+
+
+async def test_what_follows_a_frame_is_left_to_who_reads_it_next() -> None:
+    one, other = await both_ends()
+    with one, other:
+        await one.send_frame(b"header")
+        one.socket.sendall(b"content")
+        await one.send_frame(b"")
+        assert await other.frame(6) == b"header"
+        with other.waiting_in_calls():
+            assert await to_thread.run_sync(other.received, 7) == b"content"
+
+        assert await other.frame(0) == b""
+        await one.send_frame(b"too long")
+        with pytest.raises(ValueError, match="8 bytes, where 7"):
+            await other.frame(7)
+
+
+async def test_a_long_frame_waits_for_who_reads_it() -> None:
+    one, other = await both_ends()
+    with one, other:
+        data = bytes(2**24)
+        async with create_task_group() as tasks:
+            tasks.start_soon(one.send_frame, data)
+            assert await other.frame(len(data)) == data
+
+
+async def test_an_end_in_the_middle_is_known() -> None:
+    one, other = await both_ends()
+    with other:
+        with one:
+            one.socket.sendall(b"12345")
+
+        with pytest.raises(EndOfStream):
+            await to_thread.run_sync(other.received, 6)
+        with pytest.raises(EndOfStream):
+            await other.frame(6)
+
+
+async def test_a_thread_that_waits_for_a_peer_ends_with_a_cancellation() -> None:
+    one, other = await both_ends()
+    with one, other, fail_after(20):
+        asked = threading.Event()
+
+        def nothing() -> int:
+            asked.set()
+            raise BlockingIOError
+
+        async with create_task_group() as tasks:
+            tasks.start_soon(to_thread.run_sync, other.moved, nothing)
+            await to_thread.run_sync(asked.wait)
+            tasks.cancel_scope.cancel()
+
+
+async def test_nobody_listens_is_an_error_of_the_system() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+
+    with pytest.raises(OSError, match="refused"), await _connected(Peer("a", *address)) as connection:
+        await connection.frame(1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("KeeperDataFile", "KeeperReadableFile", "PageMappings")
+__all__ = ("KeeperDataFile", "KeeperReadableFile", "PageMappings", "SplicePipe")
 
 import errno
+import fcntl
 import os
+import socket
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Final, final
 
@@ -177,11 +180,38 @@ class KeeperDataFile:
             with translated("write", self.path):
                 write_vectored(self._descriptor, offset, views)
 
+        self._note_written(offset, end)
+
+    def receive(self, connected: socket.socket, pipe: SplicePipe, offset: int, nbytes: int) -> int:
+        """Write what comes by a socket. None of it comes into memory of this process.
+
+        Args:
+            connected: The socket.
+            pipe: That it goes through.
+            offset: Of the first byte; pages have been allocated.
+            nbytes: At most so many.
+
+        Returns:
+            How many were written; 0 if the other side has closed the connection.
+
+        Raises:
+            BlockingIOError: If nothing has come, and the socket waits no longer.
+            OSError: If the connection is broken.
+            StorageError: If the system refuses to write.
+        """
+        moved = pipe.fill(connected, nbytes)
+        with translated("write", self.path):
+            pipe.empty(self._descriptor, offset, moved)
+
+        self._note_written(offset, offset + moved)
+        return moved
+
+    def _note_written(self, start: int, end: int) -> None:
         with self._lock:
             self._is_ended = False
-            self._written.append((offset, end))
+            self._written.append((start, end))
             self._end = max(self._end, end)
-            self.transfers += Transfers(buffered_bytes=nbytes)
+            self.transfers += Transfers(buffered_bytes=end - start)
 
     def sync(self) -> None:
         """End the file after its last byte, and say so to the keeper, which has it already.
@@ -317,6 +347,42 @@ class KeeperDataFile:
 
 
 @final
+class SplicePipe:
+    """A pipe by which the system moves bytes from a socket into a file: it takes a pipe for that.
+
+    Args:
+        nbytes: So much at once, if the user may have so large a pipe.
+    """
+
+    __slots__ = ("_read", "_write")
+
+    def __init__(self, nbytes: int) -> None:
+        self._read, self._write = os.pipe()
+        with suppress(OSError):
+            fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, nbytes)
+
+    def fill(self, connected: socket.socket, nbytes: int) -> int:
+        """Take what has come by a socket, at most so much; the pipe is empty before.
+
+        Raises:
+            BlockingIOError: If nothing has come, and the socket waits no longer.
+        """
+        return os.splice(connected.fileno(), self._write, nbytes)
+
+    def empty(self, descriptor: int, offset: int, nbytes: int) -> None:
+        """Write what is in it into a file."""
+        while nbytes:
+            moved = os.splice(self._read, descriptor, nbytes, offset_dst=offset)
+            offset += moved
+            nbytes -= moved
+
+    def close(self) -> None:
+        """Close it. Once."""
+        os.close(self._read)
+        os.close(self._write)
+
+
+@final
 class KeeperReadableFile:
     """A file that is read at chosen offsets.
 
@@ -362,6 +428,37 @@ class KeeperReadableFile:
 
         with self._lock:
             self.transfers += Transfers(buffered_bytes=nbytes)
+
+    def send(self, connected: socket.socket, offset: int, nbytes: int) -> int:
+        """Send some of it by a socket. None of it comes into memory of this process.
+
+        Args:
+            connected: The socket.
+            offset: Of the first byte.
+            nbytes: At most so many, and at least one.
+
+        Returns:
+            How many the socket took.
+
+        Raises:
+            BlockingIOError: If it takes none, and waits no longer.
+            OSError: If the connection is broken.
+            TruncatedDataError: If the file ends before the first byte.
+        """
+        nbytes = min(nbytes, self._nbytes - offset)
+        if nbytes <= 0:
+            raise TruncatedDataError(self._path, offset + 1, self._nbytes)
+        if self._data is not None:
+            return connected.send(memoryview(self._data)[offset : offset + nbytes])
+
+        moved = os.sendfile(connected.fileno(), self._descriptor, offset, nbytes)
+        if not moved:
+            raise TruncatedDataError(self._path, offset + 1, offset)
+
+        with self._lock:
+            self.transfers += Transfers(buffered_bytes=moved)
+
+        return moved
 
     def whole(self) -> bytes:
         """Return all of the file."""

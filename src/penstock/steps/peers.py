@@ -25,52 +25,55 @@ import os
 import platform
 import secrets
 import socket
+import struct
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
 import msgpack
 from anyio import (
-    BrokenResourceError,
     CancelScope,
-    ClosedResourceError,
     EndOfStream,
     Event,
-    IncompleteRead,
-    connect_tcp,
-    create_tcp_listener,
+    create_task_group,
     fail_after,
     move_on_after,
     sleep,
+    wait_readable,
+    wait_writable,
 )
-from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
-from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.abc import TaskGroup
+from anyio.from_thread import check_cancelled
 
 from penstock.checkpointer.engine import Engine
 from penstock.handlers.formats.untrusted import check_inside
+from penstock.handlers.stores.keeper.keeper_files import SplicePipe
+from penstock.handlers.stores.keeper.keeper_store import KeeperStore
 from penstock.handlers.stores.publishing.paths import OF_PROCESSES, inside_of_process, temporary_path
 from penstock.handlers.stores.publishing.reading import reading
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CoordinationError, PeerError, PenstockError
 from penstock.kernel.protocols.coordinator import Operation
-from penstock.stages.files import opened
 from penstock.steps import step_directory as on_disk
 from penstock.steps.step_names import NameFormat
 from penstock.verification.copying import lengths_below
 
 _HEADER_BYTES: Final = 2**24  # names and lengths of the files of a part
-_BLOCK: Final = 2**20
+_BLOCK: Final = 2**20  # of a file, by one system call
 _IDLE_S: Final = 60.0
 """A peer that takes or sends nothing for so long is given up."""
 _AGAIN_S: Final = 1.0
 _ANSWER_BYTES: Final = 4096
 _KEPT: Final = b"kept"
+_CALL_TIMEOUT: Final = struct.pack("@ll", 0, 200_000)
+"""A `timeval`: after so long a call that waits returns, since it may be to end."""
+_READY: Final = b"ready"
 _WORKERS: Final = 2
-_LOST: Final = (OSError, EndOfStream, IncompleteRead, BrokenResourceError, ClosedResourceError, TimeoutError)
+_LOST: Final = (OSError, EndOfStream)
 
 
 @final
@@ -121,6 +124,10 @@ class PeerCopies:
     host: str
     count: int
     _threads: Threads = field(default_factory=partial(Threads, _WORKERS))
+    # A file takes a thread for as long as it comes. None that sends waits for one that receives, or two
+    # processes could wait for each other; and all that send have one here, or would be given up.
+    _sends: Threads = field(default_factory=partial(Threads, 1))
+    _receives: Threads = field(default_factory=partial(Threads, 1))
     _peers: Mapping[int, Peer] = field(default_factory=dict[int, Peer])
     _token: bytes = b""
     _waiting: int | None = None  # of the steps that wait, the newest alone stays
@@ -143,10 +150,9 @@ class PeerCopies:
             PeerError: If another process failed, or did not come.
             OSError: If nothing can be listened to.
         """
-        async with await create_tcp_listener() as listener:
-            sockets = cast("Sequence[SocketListener]", listener.listeners)
-            port = int(sockets[0].extra(SocketAttribute.local_port))
-            here = Peer(self.host, await self._threads.run(_own_address), port)
+        with socket.create_server(("", 0)) as listener:
+            listener.setblocking(False)
+            here = Peer(self.host, await self._threads.run(_own_address), int(listener.getsockname()[1]))
             await self._meet(operation(), here)
             n_others = len(self._targets)
             if n_others < self.count:
@@ -157,7 +163,7 @@ class PeerCopies:
             async def serve() -> None:
                 try:
                     with serving:
-                        await listener.serve(self._take)
+                        await self._serve(listener)
                 finally:
                     over.set()
 
@@ -169,6 +175,20 @@ class PeerCopies:
                 serving.cancel()
                 with CancelScope(shield=True):  # it ends at once, and must not use what is closed then
                     await over.wait()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        async with create_task_group() as tasks:
+            while True:
+                await wait_readable(listener)
+                try:
+                    connected, _ = listener.accept()
+                except BlockingIOError:  # it has gone again
+                    continue
+                except OSError:  # no more descriptors, for now
+                    await sleep(_AGAIN_S)
+                    continue
+
+                tasks.start_soon(self._take, _Connection(connected))
 
     async def _meet(self, operation: Operation, here: Peer) -> None:
         def all_of(parts: Mapping[int, Any]) -> object:
@@ -182,13 +202,25 @@ class PeerCopies:
             }
             self._token = bytes.fromhex(token)
 
+        senders = [each for each in self._peers if self._index in self._chosen_by(each)]
+        self._receives.allow(len(senders))
+
     @property
     def _index(self) -> int:
         return self.engine.coordinator.process_index
 
     @property
     def _targets(self) -> Sequence[int]:
-        return chosen_peers(self._index, self._peers, self.count)
+        return self._chosen_by(self._index)
+
+    def _chosen_by(self, index: int) -> Sequence[int]:
+        return chosen_peers(index, self._peers, self.count)
+
+    @property
+    def _keeper(self) -> KeeperStore:
+        store = self.engine.store
+        assert isinstance(store, KeeperStore), "a tier in memory is in a keeper"
+        return store
 
     def offer(self, step: int) -> None:
         """Send a step that is kept, unless a newer one is kept before its turn."""
@@ -258,23 +290,18 @@ class PeerCopies:
         path = f"{self.path}/{self.names.name(step)}"
         async with reading(store, self._threads, path) as source:
             lengths = await run(lengths_below, store, path)
-            with fail_after(_IDLE_S):
-                stream = await connect_tcp(self._peers[index].address, self._peers[index].port)
-
-            async with stream:
-                received = BufferedByteReceiveStream(stream)
-                await self._prove(stream, received)
+            with await _connected(self._peers[index]) as connection:
+                await self._prove(connection)
                 header = {"process": self._index, "step": step, "files": lengths, "whole": self._whole}
-                await _send_frame(stream, msgpack.packb(header))
-                lease = await self.engine.memory.acquire(min(_BLOCK, self.engine.memory.limit))
-                try:
-                    buffer = memoryview(bytearray(lease.nbytes))
-                    for name, nbytes in lengths.items():
-                        await self._send_file(stream, f"{path}/{name}", nbytes, buffer)
-                finally:
-                    lease.release()
+                await connection.send_frame(msgpack.packb(header))
+                answer = await connection.frame(_ANSWER_BYTES)
+                if answer == _READY:
+                    with connection.waiting_in_calls():
+                        for name, nbytes in lengths.items():
+                            await self._sends.run(self._send_file, connection, f"{path}/{name}", nbytes)
 
-                answer = await _frame(received, _ANSWER_BYTES)
+                    answer = await connection.frame(_ANSWER_BYTES)
+
                 await source.end()
 
         if answer != _KEPT:
@@ -282,44 +309,44 @@ class PeerCopies:
 
         return sum(lengths.values())
 
-    async def _send_file(self, stream: SocketStream, path: str, nbytes: int, buffer: memoryview) -> None:
-        async with opened(self._threads, lambda: self.engine.store.open_data_file(path)) as file:
-            for at in range(0, nbytes, len(buffer)):
-                part = buffer[: min(len(buffer), nbytes - at)]
-                await self._threads.run(file.read_at, at, [part])
-                with fail_after(_IDLE_S):
-                    await stream.send(bytes(part))
+    def _send_file(self, connection: _Connection, path: str, nbytes: int) -> None:
+        """Send a file from the keeper's pages: the system does, and no byte of it comes here. Blocking."""
+        with closing(self._keeper.open_data_file(path)) as file:
+            at = 0
+            while at < nbytes:
+                part = partial(file.send, connection.socket, at, min(_BLOCK, nbytes - at))
+                at += connection.moved(part)
 
-    async def _prove(self, stream: SocketStream, received: BufferedByteReceiveStream) -> None:
+    async def _prove(self, connection: _Connection) -> None:
         """Prove to a process that listens that this one is of the job, and have it prove the same."""
-        theirs, mine = await _frame(received, 32), secrets.token_bytes(32)
-        await _send_frame(stream, mine + self._proof(b"sends", theirs, mine))
-        if not hmac.compare_digest(await _frame(received, 32), self._proof(b"takes", mine, theirs)):
+        theirs, mine = await connection.frame(32), secrets.token_bytes(32)
+        await connection.send_frame(mine + self._proof(b"sends", theirs, mine))
+        if not hmac.compare_digest(await connection.frame(32), self._proof(b"takes", mine, theirs)):
             raise CoordinationError("what listens there is no process of this job")
 
     def _proof(self, role: bytes, one: bytes, other: bytes) -> bytes:
         return hmac.digest(self._token, role + one + other, "sha256")
 
-    async def _take(self, stream: SocketStream) -> None:
+    async def _take(self, connection: _Connection) -> None:
         """Answer one process that connects."""
-        async with stream:
-            received = BufferedByteReceiveStream(stream)
+        with connection:
             try:
                 mine = secrets.token_bytes(32)
-                await _send_frame(stream, mine)
-                answer = await _frame(received, 64)
+                await connection.send_frame(mine)
+                answer = await connection.frame(64)
                 theirs, proof = answer[:32], answer[32:]
                 if not hmac.compare_digest(proof, self._proof(b"sends", mine, theirs)):
                     self.engine.events.warning("step.peer_refused", problem="it does not know the token")
                     return
 
-                await _send_frame(stream, self._proof(b"takes", theirs, mine))
-                await self._keep(received, *self._read_header(await _frame(received, _HEADER_BYTES)))
-                await _send_frame(stream, _KEPT)
+                await connection.send_frame(self._proof(b"takes", theirs, mine))
+                header = self._read_header(await connection.frame(_HEADER_BYTES))
+                await self._keep(connection, *header)
+                await connection.send_frame(_KEPT)
             except (*_LOST, ValueError, KeyError, TypeError, AttributeError, PenstockError) as error:
                 self.engine.events.warning("step.peer_refused", problem=repr(error))
                 with move_on_after(1.0), suppress(*_LOST):
-                    await _send_frame(stream, repr(error).encode()[:_ANSWER_BYTES])
+                    await connection.send_frame(repr(error).encode()[:_ANSWER_BYTES])
 
     def _read_header(self, data: bytes) -> tuple[int, int, Mapping[str, int], int | None]:
         """Return the process that sends, the step, the lengths of its files by name, and which step stays."""
@@ -335,7 +362,7 @@ class PeerCopies:
 
     async def _keep(
         self,
-        received: BufferedByteReceiveStream,
+        connection: _Connection,
         process: int,
         step: int,
         files: Mapping[str, int],
@@ -353,8 +380,11 @@ class PeerCopies:
             await build.open()
             for folder in sorted({os.path.dirname(name) for name in files} - {""}):
                 await run(build.make_directory, folder)
-            for name, nbytes in files.items():
-                await self._keep_file(received, build, name, nbytes)
+
+            await connection.send_frame(_READY)
+            with connection.waiting_in_calls():
+                for name, nbytes in files.items():
+                    await self._receives.run(self._keep_file, connection, build.path(name), nbytes)
 
             await build.publish()
         except BaseException:
@@ -367,32 +397,29 @@ class PeerCopies:
 
         await run(self._tidy, place, step, whole)
 
-    async def _keep_file(
-        self, received: BufferedByteReceiveStream, build: Workspace, name: str, nbytes: int
-    ) -> None:
-        store, run = self.engine.store, self._threads.run
+    def _keep_file(self, connection: _Connection, path: str, nbytes: int) -> None:
+        """Put a file that comes into the keeper's pages: the system does, as when it is sent. Blocking."""
+        store = self._keeper
         if nbytes < store.placement.document_bytes:
-            await run(store.write_file, build.path(name), await _exactly(received, nbytes))
+            store.write_file(path, connection.received(nbytes))
             return
 
-        async with opened(self._threads, lambda: store.create_long_file(build.path(name), nbytes)) as file:
-            await run(file.allocate, nbytes)
+        with closing(store.create_data_file(path)) as file, closing(SplicePipe(_BLOCK)) as pipe:
+            file.allocate(nbytes)
             at = 0
             while at < nbytes:
-                with fail_after(_IDLE_S):
-                    part = await received.receive(min(_BLOCK, nbytes - at))
+                part = partial(file.receive, connection.socket, pipe, at, min(_BLOCK, nbytes - at))
+                moved = connection.moved(part)
+                if not moved:
+                    raise EndOfStream
 
-                await run(file.write_at, at, [memoryview(part)])
-                at += len(part)
+                at += moved
 
-            await run(file.sync)
+            file.sync()
 
     def _tidy(self, place: str, came: int, whole: int | None) -> None:
         """Remove steps of a process that are of no use, and let the keeper end without the copy. Blocking."""
-        from penstock.handlers.stores.keeper.keeper_store import KeeperStore  # only a tier in memory is here
-
-        store = self.engine.store
-        assert isinstance(store, KeeperStore), "a tier in memory is in a keeper"
+        store = self._keeper
         store.note_elsewhere(f"{place}/{self.names.name(came)}")
         found = {self.names.step(name): name for name in on_disk.list_root(store, place)}
         there = [step for step in found if step is not None]
@@ -452,19 +479,139 @@ def _own_address() -> str:
     return "127.0.0.1"
 
 
-async def _send_frame(stream: SocketStream, data: bytes) -> None:
-    with fail_after(_IDLE_S):
-        await stream.send(len(data).to_bytes(4, "big") + data)
+@final
+class _Connection:
+    """A TCP connection: frames are sent and awaited in the event loop, and files moved by calls in threads.
+
+    It is no stream of AnyIO. One of these may have read ahead what the system is to move into a file.
+
+    Args:
+        connected: Its socket, which is closed in the end.
+    """
+
+    __slots__ = ("socket",)
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connected
+
+    def __enter__(self) -> _Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    async def send_frame(self, data: bytes) -> None:
+        """Send some bytes with their number.
+
+        Raises:
+            TimeoutError: If the other side does not take them within `_IDLE_S`.
+        """
+        rest = memoryview(len(data).to_bytes(4, "big") + data)
+        with fail_after(_IDLE_S):
+            while rest:
+                try:
+                    rest = rest[self.socket.send(rest) :]
+                except BlockingIOError:
+                    await wait_writable(self.socket)
+
+    async def frame(self, most: int) -> bytes:
+        """Return the bytes that the other side has sent with their number.
+
+        Raises:
+            ValueError: If they are more than `most`.
+            EndOfStream: If the other side has closed the connection.
+            TimeoutError: If they do not come within `_IDLE_S`.
+        """
+        with fail_after(_IDLE_S):
+            nbytes = int.from_bytes(await self._exactly(4), "big")
+            if nbytes > most:
+                raise ValueError(f"a message of {nbytes} bytes, where {most} are allowed")
+
+            return await self._exactly(nbytes)
+
+    async def _exactly(self, nbytes: int) -> bytes:
+        data = bytearray()
+        while len(data) < nbytes:
+            try:
+                part = self.socket.recv(min(_BLOCK, nbytes - len(data)))
+            except BlockingIOError:
+                await wait_readable(self.socket)
+                continue
+            if not part:
+                raise EndOfStream
+
+            data += part
+
+        return bytes(data)
+
+    @contextmanager
+    def waiting_in_calls(self) -> Generator[None]:
+        """Have calls in threads wait for the other side, for a short time, as long as the block lasts.
+
+        A system call that waits moves a block as a whole; one that does not, a piece of it again and again.
+        """
+        self.socket.setblocking(True)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.socket.setsockopt(socket.SOL_SOCKET, option, _CALL_TIMEOUT)
+        try:
+            yield
+        finally:
+            self.socket.setblocking(False)
+
+    def moved(self, move: Callable[[], int]) -> int:
+        """Return what a call moves that waits for the other side. Blocking; ended by a cancellation.
+
+        Args:
+            move: Raises `BlockingIOError` if it has waited in vain.
+
+        Raises:
+            TimeoutError: If nothing is moved within `_IDLE_S`.
+        """
+        until = time.monotonic() + _IDLE_S
+        while True:
+            check_cancelled()
+            with suppress(BlockingIOError):
+                return move()
+
+            if time.monotonic() > until:
+                raise TimeoutError(f"the other side did nothing for {_IDLE_S:g} s")
+
+    def received(self, nbytes: int) -> bytes:
+        """Return the next bytes. Blocking, as `moved`.
+
+        Raises:
+            EndOfStream: If the other side has closed the connection before.
+        """
+        data = bytearray(nbytes)
+        rest = memoryview(data)
+        while rest:
+            moved = self.moved(partial(self.socket.recv_into, rest))
+            if not moved:
+                raise EndOfStream
+
+            rest = rest[moved:]
+
+        return bytes(data)
 
 
-async def _frame(received: BufferedByteReceiveStream, most: int) -> bytes:
-    nbytes = int.from_bytes(await _exactly(received, 4), "big")
-    if nbytes > most:
-        raise ValueError(f"a message of {nbytes} bytes, where {most} are allowed")
+async def _connected(peer: Peer) -> _Connection:
+    """Connect to a process.
 
-    return await _exactly(received, nbytes)
+    Raises:
+        OSError: If it cannot be reached; also within `_IDLE_S`.
+    """
+    connection = _Connection(socket.socket())
+    try:
+        with fail_after(_IDLE_S):
+            try:
+                connection.socket.connect((peer.address, peer.port))
+            except BlockingIOError:
+                await wait_writable(connection.socket)
 
+    except BaseException:
+        connection.socket.close()
+        raise
 
-async def _exactly(received: BufferedByteReceiveStream, nbytes: int) -> bytes:
-    with fail_after(_IDLE_S):
-        return await received.receive_exactly(nbytes) if nbytes else b""
+    return connection  # if it was refused, the first frame says so
