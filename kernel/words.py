@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("counted", "hint_at", "near_steps", "nearest")
+__all__ = ("counted", "hint_at", "in_short", "near_steps", "nearest")
 
 from collections.abc import Collection, Sequence
 from typing import Final
 
 _MOST_COMPARED: Final = 10_000  # with one name, at some 10 microseconds each
 _MOST_NAMED: Final = 20
+_MOST_JOINED: Final = 2
 
 
 def counted(n: int, one: str, many: str = "") -> str:
@@ -20,6 +21,11 @@ def counted(n: int, one: str, many: str = "") -> str:
         many: For any other number; by default with an s.
     """
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def in_short(names: Sequence[str]) -> str:
+    """Return `a`, `a and b`, or `a to d (4)`: names in an order in which those between can be guessed."""
+    return f"{names[0]} to {names[-1]} ({len(names):,})" if len(names) > _MOST_JOINED else " and ".join(names)
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:

@@ -136,7 +136,9 @@ def near_leaves(pattern: str, keys: Sequence[KeyPath]) -> str:
 
     near = nearest(parts[depth], there)
     if near is not None:
-        return f"did you mean {'.'.join([*parts[:depth], near])!r}?"
+        meant = [*parts[:depth], near, *parts[depth + 1 :]]
+        is_there = any(len(one) == len(meant) and all(map(fnmatchcase, one, meant)) for one in below)
+        return f"did you mean {'.'.join(meant if is_there else meant[: depth + 1])!r}?"
 
     deeper = _by_last_key(parts, keys) if not depth else None
     if deeper is not None:

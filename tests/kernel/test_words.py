@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.kernel.words import hint_at, near_steps
+from penstock.kernel.words import hint_at, in_short, near_steps
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,11 @@ def test_a_hint_does_not_list_thousands() -> None:
 def test_a_missing_step_is_answered_by_its_neighbours(step: int, said: str) -> None:
     assert near_steps(step, [2000, 1000, 1500]) == said
     assert near_steps(step, [step]) == "there are none"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [("", ""), ("a", "a"), ("ab", "a and b"), ("abc", "a to c (3)"), ("abcd", "a to d (4)")],
+)
+def test_many_names_are_the_first_and_the_last(names: str, said: str) -> None:
+    assert in_short([*names]) == said

@@ -374,7 +374,7 @@ def test_what_was_made_tells_of_what_and_by_which_rules(
     assert main(["--table", "show", str(tmp_path / "made")]) == 0
     said = capsys.readouterr()
     assert "by 3 rules" in said.out + said.err
-    assert "l: of l.0 to l.1, by 1 stack, 2 transpose" in said.out + said.err
+    assert "l: of l.0 and l.1, by 1 stack, 2 transpose" in said.out + said.err
 
 
 @pytest.mark.parametrize("record", [3, {}, {"rules": 1, "leaves": []}, {"rules": [1], "leaves": {"a": [2]}}])

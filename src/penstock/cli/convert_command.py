@@ -21,7 +21,7 @@ from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.options import parse_bytes
-from penstock.kernel.words import counted
+from penstock.kernel.words import counted, in_short
 from penstock.rules import RECIPES, Rules, load_recipe, load_rules, preview
 
 
@@ -202,7 +202,7 @@ def _rules(options: argparse.Namespace) -> Rules | None:
     else:
         given = "--inverse" if options.inverse else "--dry-run" if options.dry_run else ""
         if given:
-            raise CommandError(f"{given} is about rules: give a file of them, as --rules FILE")
+            raise CommandError(f"{given} is about rules: give them by --rules FILE or --recipe NAME")
         return None
 
     return rules.inverse() if options.inverse else rules
@@ -234,7 +234,7 @@ def _show_plan(options: argparse.Namespace, rules: Rules | None, output: Output)
         (
             leaf.name,
             leaf.dtype if leaf.shape is None else f"{leaf.dtype}{list(leaf.shape)}",
-            _listed(leaf.sources),
+            in_short(leaf.sources),
             ", ".join(f"{numbers[id(rule)]} {rule.operation}" for rule in leaf.rules),
             format_bytes(leaf.read_bytes),
             "streams" if leaf.streams else "gathers",
@@ -245,16 +245,6 @@ def _show_plan(options: argparse.Namespace, rules: Rules | None, output: Output)
     total = sum(leaf.read_bytes for leaf in leaves)
     output.note(f"{counted(len(leaves), 'leaf', 'leaves')}, {format_bytes(total)} to read")
     return 0
-
-
-_MOST_SOURCES = 3
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_SOURCES:
-        return ", ".join(names)
-
-    return f"{names[0]} to {names[-1]} ({len(names)})"
 
 
 def _size(name: str, text: str | None) -> int | None:

@@ -24,7 +24,7 @@ from penstock.inspection.texts import (
     sharding_text,
 )
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.words import counted
+from penstock.kernel.words import counted, in_short
 from penstock.steps.step_directory import METRICS, StepReader
 
 if TYPE_CHECKING:
@@ -151,15 +151,12 @@ def _made_lines(made: Mapping[str, Any]) -> Iterator[str]:
     yield f"made of {made.get('source')} by {counted(len(rules), 'rule')}"
     for name, about in list(leaves.items())[:_MOST_MADE]:
         sources, numbers = list(_mapping(_mapping(about).get("of"))), _mapping(about).get("rules")
-        shown = (
-            sources[0] if len(sources) == 1 else f"{sources[0]} to {sources[-1]}" if sources else "nothing"
-        )
         known = [
             f"{number} {next(iter(rules[number - 1]), '')}"
             for number in (cast("list[object]", numbers) if isinstance(numbers, list) else ())
             if isinstance(number, int) and 0 < number <= len(rules)
         ]
-        yield f"  {name}: of {shown}, by {', '.join(known)}"
+        yield f"  {name}: of {in_short(sources) or 'nothing'}, by {', '.join(known)}"
 
     if len(leaves) > _MOST_MADE:
         yield f"  and {len(leaves) - _MOST_MADE:,} more, which --json has"

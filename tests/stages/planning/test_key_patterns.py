@@ -69,7 +69,9 @@ def test_a_key_with_a_dot_is_not_two_keys() -> None:
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("parms.head", "did you mean 'params'?"),
+        ("parms.head", "did you mean 'params.head'?"),
+        ("parms.blocks.*.kernel", "did you mean 'params.blocks.*.kernel'?"),
+        ("parms.haed", "did you mean 'params'?"),
         ("PARAMS", "did you mean 'params'?"),
         ("params.haed.*", "did you mean 'params.head'?"),
         ("['params']['haed']", "did you mean 'params.head'?"),
