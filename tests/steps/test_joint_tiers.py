@@ -6,11 +6,14 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from anyio import create_task_group, wait_all_tasks_blocked
+from tests.object_server import BUCKET, CREDENTIALS, object_server
 from tests.steps.job_of_managers import COUNT, each, opened
 from tests.steps.joint_steps import (
     Options,
@@ -24,10 +27,12 @@ from tests.steps.joint_steps import (
     steps,
 )
 
+import penstock
 from penstock import CheckpointManager, JobOptions
-from penstock.config import Config
+from penstock.config import Config, StoreOptions
 from penstock.errors import PeerFailedError, SaveCancelledError, SpecError, StorageError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.buckets import S3Options
 from penstock.steps import Disk
 from penstock.steps.tier_record import TierRecord, write_record
 from penstock.testing import FaultyStore, Hang
@@ -365,6 +370,39 @@ async def test_parts_are_found_on_the_disks_of_other_processes_of_a_machine(tmp_
     await check_whole(root / "5", 5)
     assert [steps(disk / "run") for disk in own] == [[]] * COUNT, "what is in the root is of no use there"
     assert 5 in steps(of_other_run)
+
+
+async def test_parts_on_disks_are_put_together_in_a_bucket(
+    disks: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+    root = f"s3://{BUCKET}/run"
+    with object_server() as server:
+
+        def options(disks: Sequence[Path]) -> Options:
+            store = StoreOptions(s3=S3Options(endpoint=server.endpoint))
+
+            def of(index: int) -> dict[str, Any]:
+                given = on(disks)(index)
+                config = replace(given["config"], store=store)
+                return {**given, "root": root, "config": config, "save_when": 4}  # 5 is on disks alone
+
+            return of
+
+        async with opened(Path(root), options(disks)) as managers:
+            await finished(managers, 4, 5)
+
+        async with opened(Path(root), options([*disks[1:], disks[0]])) as managers:
+            assert known(managers) == [[4, 5]] * COUNT
+
+        monkeypatch.setenv("PENSTOCK_STORE__S3__ENDPOINT", server.endpoint)
+        found = await penstock.restore(f"{root}/5")
+
+    for index in range(COUNT):
+        own = found["own"][f"process_{index}-of-{COUNT}"]
+        np.testing.assert_array_equal(own["p"], state(5, index)["own"].value["p"])
 
 
 async def test_a_step_is_whole_over_all_tiers_together(disks: list[Path], tmp_path: Path) -> None:

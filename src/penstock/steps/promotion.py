@@ -472,7 +472,7 @@ class Promotions:
         root = self._levels[-1]
         engine, path = root.engine, root.catalogue.path(whole.step)
         mine = whole.bring.get(engine.coordinator.process_index, {})
-        sources = {part: CopySource(engine.at(at).store, at) for part, at in mine.items()}
+        sources = {part: CopySource(engine.stores.at(at), at) for part, at in mine.items()}
         engine.events.info("step.promotion_resumed", step=whole.step, tier=root.path)
         copier = CheckpointCopier(engine.store, engine.store, self._threads, engine.memory)
         began = time.perf_counter()
