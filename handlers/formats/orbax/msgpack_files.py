@@ -566,7 +566,7 @@ def packed_spec(
     Raises:
         CorruptCheckpointError: If there is nothing, or something of another kind.
     """
-    typestr = tree.typestrs[at]
+    typestr = tree.types[at].typestr
     problem = ""
     if found is None:
         problem = "does not hold this value"

@@ -48,6 +48,7 @@ from penstock.handlers.formats.orbax.file_names import (
 from penstock.handlers.formats.orbax.msgpack_files import PackedLeaf, packed_spec, read_tree
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_metadata import (
+    StoredType,
     TreeDocument,
     TreeEntries,
     decode_random_keys,
@@ -177,17 +178,17 @@ def _index(source: Source, place: ItemPlace, tree: TreeDocument, *, uses_ocdbt: 
     store, directory = source.store, place.directory
     parts = sorted(name for name in place.names if name.startswith(OF_A_PROCESS))
     is_merged = not parts or MANIFEST in place.names or tree.use_ocdbt is False
-    if not is_merged and any(map(has_value, tree.typestrs, tree.skips)):
+    if not is_merged and any(map(has_value, tree.types)):
         problem = f"has no {MANIFEST}: its parts were never merged ({', '.join(parts)})"
         raise IncompleteCheckpointError(directory, problem)
 
-    entries = zip(tree.keys, tree.typestrs, tree.skips, strict=True)
     if not uses_ocdbt:
-        names = [".".join(keys) for keys, typestr, skip in entries if has_value(typestr, skip)]
+        entries = zip(tree.keys, tree.types, strict=True)
+        names = [".".join(keys) for keys, type_ in entries if has_value(type_)]
         return Index.of(directory_index(store, directory, names, place.sealed.check))
     if MANIFEST not in place.names:
         expected = ARRAY_TYPES - source.foreign
-        if not any(typestr in expected and not skip for _, typestr, skip in entries):
+        if not any(type_.typestr in expected and not type_.skip for type_ in tree.types):
             return Index.of({})
         raise CorruptCheckpointError(os.path.join(directory, MANIFEST), "is missing, and there are arrays")
 
@@ -250,9 +251,9 @@ _SLICE: Final = 8192
 """Leaves whose metadata is copied out of the index at once. Of a million it would be 400 MB."""
 
 
-def has_value(typestr: str, skip: bool, /) -> bool:
-    """Return whether the index may have a value under the leaf's name."""
-    return not skip and typestr not in EMPTY_MARKERS and typestr != "string"
+def has_value(type_: StoredType, /) -> bool:
+    """Return whether the index may have a value under the name of a leaf of this type."""
+    return not type_.skip and type_.typestr not in EMPTY_MARKERS and type_.typestr != "string"
 
 
 def find_formats(
@@ -355,18 +356,19 @@ def leaf_table(
     """
     tree = structure.tree
     names = [".".join(keys) for keys in tree.keys]
-    kinds = list(zip(tree.typestrs, tree.skips, strict=True))
-    with_value = {kind for kind in set(kinds) if has_value(*kind)}
-    valued = [at for at, kind in enumerate(kinds) if kind in with_value]
+    types = {id(type_): type_ for type_ in tree.types}
+    with_value = {number for number, type_ in types.items() if has_value(type_)}
+    valued = [at for at, type_ in enumerate(tree.types) if id(type_) in with_value]
     formats, all_inline = find_formats(place.sealed, index, tree, names, valued)
     known: dict[tuple[object, ...], LeafSpec] = {}
     specs: list[LeafSpec] = []
     details: dict[int, object] = {}
-    columns = (map(id, formats), tree.write_shapes, map(shardings.get, names), map(random_keys.get, names))
-    for at, shared in enumerate(zip(tree.typestrs, tree.skips, *columns, strict=True)):
+    columns = (map(id, formats), map(shardings.get, names), map(random_keys.get, names))
+    for at, shared in enumerate(zip(map(id, tree.types), *columns, strict=True)):
         spec = known.get(shared)
         if spec is None:
-            name, form, (typestr, skip, _, write_shape, sharding, key_impl) = names[at], formats[at], shared
+            name, form, (_, _, sharding, key_impl) = names[at], formats[at], shared
+            typestr, write_shape, skip = tree.types[at]
             if form is None and typestr in ARRAY_TYPES and not skip and typestr not in foreign:
                 raise _absent(place.directory, tree, at, ocdbt=uses_ocdbt)
             if tree.in_msgpack(at):
@@ -456,8 +458,9 @@ def read_structure(store: Store, place: ItemPlace, remembered: RememberedDocumen
     place.sealed.check_file(LEGACY_MSGPACK)
     found = {leaf.keys: leaf for leaf in read_tree(store, packed)}
     elsewhere = {keys for keys, leaf in found.items() if leaf.elsewhere}
-    skips = [skip and keys not in elsewhere for keys, skip in zip(tree.keys, tree.skips, strict=True)]
-    return Structure(replace(tree, skips=skips), found)
+    rows = zip(tree.keys, tree.types, strict=True)
+    types = [type_._replace(skip=type_.skip and keys not in elsewhere) for keys, type_ in rows]
+    return Structure(replace(tree, types=types), found)
 
 
 def _decode(path: str, data: bytes) -> tuple[TreeDocument, int | None]:
@@ -468,7 +471,7 @@ def _decode(path: str, data: bytes) -> tuple[TreeDocument, int | None]:
         rows = zip(tree.keys, tree.kinds, strict=True)
         tree = replace(tree, kinds=[_with_tuples(keys, kinds, tuples) for keys, kinds in rows])
 
-    skipped = (at for at, skip in enumerate(tree.skips) if skip)  # most trees have none
+    skipped = (at for at, type_ in enumerate(tree.types) if type_.skip)  # most trees have none
     return tree, next(filter(tree.in_msgpack, skipped), None)
 
 
@@ -488,9 +491,7 @@ def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
     columns = TreeEntries(
         keys=[leaf.keys for leaf in leaves],
         kinds=[leaf.kinds for leaf in leaves],
-        typestrs=[leaf.typestr for leaf in leaves],
-        write_shapes=[None] * len(leaves),
-        skips=[not leaf.elsewhere for leaf in leaves],
+        types=[StoredType(leaf.typestr, skip=not leaf.elsewhere) for leaf in leaves],
     )
     return Structure(_tree(columns), {leaf.keys: leaf for leaf in leaves})
 
@@ -522,10 +523,10 @@ def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> Tr
             problem = f"has no {METADATA}, and of {'.'.join(above)!r} and {'.'.join(keys)!r}"
             raise UnsupportedFormatError(directory, f"{problem} one would be inside of the other")
 
-    n = len(found)
     kinds = [(KeyKind.MAPPING,) * len(keys) for keys in found]
-    types = ["jax.Array" if ".".join(keys) in sharded else "np.ndarray" for keys in found]
-    return _tree(TreeEntries(list(found), kinds, types, [None] * n, [False] * n))
+    jax_array, array = StoredType("jax.Array"), StoredType("np.ndarray")
+    types = [jax_array if ".".join(keys) in sharded else array for keys in found]
+    return _tree(TreeEntries(list(found), kinds, types))
 
 
 def _tree(columns: TreeEntries) -> TreeDocument:

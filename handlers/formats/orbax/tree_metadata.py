@@ -16,6 +16,7 @@ Source:
 from __future__ import annotations
 
 __all__ = (
+    "StoredType",
     "TreeDocument",
     "TreeEntries",
     "decode_entries",
@@ -37,13 +38,13 @@ import re
 from base64 import urlsafe_b64encode
 from binascii import a2b_base64
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast, final
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
 
 from penstock.handlers.formats.untrusted import (
@@ -59,7 +60,7 @@ from penstock.handlers.formats.untrusted import (
     parse_object,
     parse_value,
 )
-from penstock.kernel.concurrency.brief_steps import STEP_BYTES
+from penstock.kernel.concurrency.brief_steps import STEP_BYTES, parts_of
 from penstock.kernel.errors import CorruptCheckpointError, InvalidLeafError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import (
     EMPTY_MARKERS,
@@ -86,6 +87,16 @@ _DEEP: Final = 64
 
 
 @final
+class StoredType(NamedTuple):
+    """The content of an entry but for its key path. Most leaves of one type share an object."""
+
+    typestr: str
+    write_shape: tuple[int, ...] | None = None
+    skip: bool = False
+    """No array is stored under the name: an empty marker, or (before 0.5.16) a value in msgpack."""
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class TreeDocument:
     """The whole document. Its entries for leaves and empty markers are in columns of equal length.
@@ -95,10 +106,7 @@ class TreeDocument:
 
     keys: Sequence[KeyPath]  #: as recorded, which is JAX's flatten order
     kinds: Sequence[tuple[KeyKind, ...]]
-    typestrs: Sequence[str]
-    write_shapes: Sequence[tuple[int, ...] | None]
-    skips: Sequence[bool]
-    """No array is stored under this name: an empty marker, or (before 0.5.16) a value in msgpack."""
+    types: Sequence[StoredType]
 
     use_ocdbt: bool | None  #: None in old checkpoints: OCDBT if there is a manifest
     use_zarr3: bool
@@ -108,7 +116,7 @@ class TreeDocument:
 
     def in_msgpack(self, at: int) -> bool:
         """Return whether the value of a leaf is in the file next to `_METADATA` that early Orbax wrote."""
-        return self.skips[at] and self.typestrs[at] not in EMPTY_MARKERS
+        return self.types[at].skip and self.types[at].typestr not in EMPTY_MARKERS
 
 
 def encode_tree_metadata(
@@ -201,19 +209,20 @@ def decode_tree_metadata(path: str, data: bytes) -> TreeDocument:
             path, f"has a key path of {deepest} keys; penstock reads up to {MOST_STEPS}"
         )
 
-    if len(set(columns.keys)) < len(columns.keys):
+    distinct: set[KeyPath] = set()
+    for some in parts_of(columns.keys):  # one long call would hold the interpreter
+        distinct.update(some)
+    if len(distinct) < len(columns.keys):
         twice = next(keys for keys, n in Counter(columns.keys).items() if n > 1)
         raise CorruptCheckpointError(path, f"{twice} is listed twice")
 
     outer = _proper_prefixes(columns.keys, deepest)
-    if not outer.isdisjoint(columns.keys):
+    if not outer.isdisjoint(distinct):
         kept = [at for at, keys in enumerate(columns.keys) if keys not in outer]
         columns = TreeEntries(
             [columns.keys[at] for at in kept],
             [columns.kinds[at] for at in kept],
-            [columns.typestrs[at] for at in kept],
-            [columns.write_shapes[at] for at in kept],
-            [columns.skips[at] for at in kept],
+            [columns.types[at] for at in kept],
         )
 
     return TreeDocument(
@@ -239,13 +248,11 @@ def _proper_prefixes(paths: list[KeyPath], deepest: int) -> set[KeyPath]:
         return {a for a, b in pairwise(sorted(paths)) if b[: len(a)] == a}
 
     prefixes: set[KeyPath] = set()
-    for keys in paths:
-        prefix = keys
-        while prefix:
-            prefix = prefix[:-1]
-            if prefix in prefixes:
-                break
-            prefixes.add(prefix)
+    for prefix in {keys[:-1] for keys in paths if keys}:  # siblings share it
+        above = prefix
+        while above not in prefixes:  # the empty one is above itself
+            prefixes.add(above)
+            above = above[:-1]
 
     return prefixes
 
@@ -272,7 +279,17 @@ class _Entry(Struct, gc=False):
     value_metadata: _Value
 
 
-_ENTRIES: Final = Decoder(dict[str, _Entry])
+class _Texts(Struct, gc=False):
+    """An entry whose parts are not decoded yet: those of most leaves are few texts, again and again."""
+
+    key_metadata: Raw
+    value_metadata: Raw
+
+
+_TEXTS_OF_ENTRIES: Final = Decoder(dict[str, _Texts])
+_PATH: Final = Decoder(tuple[_Step, ...])
+_VALUE: Final = Decoder(_Value)
+_BEFORE_KEY: Final = b', {"key": '
 _KINDS: Final = {1: KeyKind.SEQUENCE, 2: KeyKind.MAPPING}
 
 
@@ -282,9 +299,7 @@ class TreeEntries(NamedTuple):
 
     keys: list[KeyPath]
     kinds: list[tuple[KeyKind, ...]]
-    typestrs: list[str]
-    write_shapes: list[tuple[int, ...] | None]
-    skips: list[bool]
+    types: list[StoredType]
 
 
 def decode_entries(path: str, data: bytes) -> tuple[TreeEntries, dict[str, object]]:
@@ -312,8 +327,12 @@ def _decode_usual(path: str, data: bytes) -> tuple[TreeEntries, dict[str, object
         raise UnusualFormError
 
     collected, names = _Collected(), set[str]()
-    for entries, _ in decode_slices(_ENTRIES, data, len(_START), end + 2, _BOUNDARY):
-        collected.add(entries.values())
+    for entries, _ in decode_slices(_TEXTS_OF_ENTRIES, data, len(_START), end + 2, _BOUNDARY):
+        try:
+            collected.add_texts(entries.values())
+        except (ValueError, RecursionError) as error:
+            raise UnusualFormError(str(error)) from error
+
         names.update(entries)
 
     rest = parse_object(path, b"{" + data[end + len(_END) :])
@@ -327,7 +346,10 @@ def _decode_any(path: str, data: bytes) -> tuple[TreeEntries, dict[str, object]]
     document = parse_distinct(path, data)
     collected = _Collected()
     members = as_object(path, _MEMBER, document.pop(_MEMBER, None))
-    collected.add(convert_member(path, name, value, _Entry) for name, value in members.items())
+    entries = [convert_member(path, name, value, _Entry) for name, value in members.items()]
+    if entries:
+        collected.add_paths(*zip(*[_in_columns(entry.key_metadata) for entry in entries], strict=True))
+        collected.columns.types.extend(_type_of(entry.value_metadata) for entry in entries)
     for keys in collected.columns.keys:
         check_unicode(path, keys)  # Python's parser, unlike that of the usual form, takes surrogates
 
@@ -336,29 +358,63 @@ def _decode_any(path: str, data: bytes) -> tuple[TreeEntries, dict[str, object]]
 
 @final
 class _Collected:
-    """The entries so far. Equal values of many leaves are stored as one object."""
+    """The entries so far. What many leaves have in common is decoded once, and is one object."""
 
-    __slots__ = ("_kinds", "_shapes", "_typestrs", "columns")
+    __slots__ = ("_kinds", "_paths", "_types", "columns")
 
     def __init__(self) -> None:
-        self.columns = TreeEntries([], [], [], [], [])
+        self.columns = TreeEntries([], [], [])
         self._kinds: dict[tuple[int, ...], tuple[KeyKind, ...]] = {}
-        self._typestrs: dict[str, str] = {}
-        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._paths: dict[bytes, tuple[KeyPath, tuple[int, ...]]] = {b"": ((), ())}
+        self._types: dict[bytes, StoredType] = {}
 
-    def add(self, entries: Iterable[_Entry]) -> None:
-        keys, kinds, typestrs, write_shapes, skips = self.columns
-        rows = [(entry.key_metadata, entry.value_metadata) for entry in entries]
-        keys += [tuple([step.key for step in steps]) for steps, _ in rows]
-        numbers = [tuple([step.key_type for step in steps]) for steps, _ in rows]
+    def add_texts(self, entries: Iterable[_Texts]) -> None:
+        """Add entries by the JSON of their key paths and of their values.
+
+        A path is cut before its last key: siblings have all above it in common, and keys such as `bias` are
+        in many places. The cut cannot be inside a string, since that has no bare quote mark. So the whole is
+        a path if both parts are.
+
+        Raises:
+            ValueError: If one is not what it should be, or the path cannot be cut so.
+        """
+        paths, types = self._paths, self._types
+        keys: list[KeyPath] = []
+        numbers: list[tuple[int, ...]] = []
+        for entry in entries:
+            above, cut, last = bytes(entry.key_metadata).rpartition(_BEFORE_KEY)
+            outer, inner = paths.get(above), paths.get(last)
+            if outer is None:
+                outer = paths[above] = _in_columns(_PATH.decode(above + b"]"))
+            if inner is None:
+                inner = paths[last] = _in_columns(_PATH.decode(b'[{"key": ' + last if cut else last))
+
+            value = bytes(entry.value_metadata)
+            type_ = types.get(value)
+            if type_ is None:
+                type_ = types[value] = _type_of(_VALUE.decode(value))
+
+            keys.append(outer[0] + inner[0])
+            numbers.append(outer[1] + inner[1])
+            self.columns.types.append(type_)
+
+        self.add_paths(keys, numbers)
+
+    def add_paths(self, keys: Iterable[KeyPath], numbers: Collection[tuple[int, ...]]) -> None:
+        """Add the key paths of entries, and the recorded kinds of their keys; their types are added apart."""
         for each in set(numbers) - self._kinds.keys():
             self._kinds[each] = tuple([_KINDS[number] for number in each])
 
-        kinds += map(self._kinds.__getitem__, numbers)
-        typestrs += [self._typestrs.setdefault(value.value_type, value.value_type) for _, value in rows]
-        shapes = [value.write_shape for _, value in rows]
-        write_shapes += [None if shape is None else self._shapes.setdefault(shape, shape) for shape in shapes]
-        skips += [value.skip_deserialize for _, value in rows]
+        self.columns.keys.extend(keys)
+        self.columns.kinds.extend(map(self._kinds.__getitem__, numbers))
+
+
+def _in_columns(steps: Iterable[_Step]) -> tuple[KeyPath, tuple[int, ...]]:
+    return tuple([step.key for step in steps]), tuple([step.key_type for step in steps])
+
+
+def _type_of(value: _Value) -> StoredType:
+    return StoredType(value.value_type, value.write_shape, value.skip_deserialize)
 
 
 _NAME: Final = "value_metadata_tree"

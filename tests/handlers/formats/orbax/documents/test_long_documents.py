@@ -23,6 +23,7 @@ from penstock.handlers.formats.untrusted import SLICE_BYTES, UnusualFormError
 
 texts = st.one_of(
     st.sampled_from(["a", "b", "opt", "", "0", "}}, ", "}}}, x", "]", "[", "': {", "a.b", "}, {", "ä", "'"]),
+    st.sampled_from([', {"key": ', "\\"]),
     st.text(max_size=5),
 )
 paths = st.lists(st.tuples(texts, st.integers(1, 2)), max_size=4)
@@ -63,6 +64,15 @@ def test_the_usual_form_is_read_in_slices_however_long(n: int) -> None:
     assert len(data) < SLICE_BYTES or n == 3000
 
 
+def test_siblings_share_the_keys_above_them_and_equal_leaves_their_type() -> None:
+    rows = [([("opt", 2), (part, 2), (name, 2)], "jax.Array", False, [3]) for part in "ab" for name in "wv"]
+    found, _ = _decode_usual("p", document(rows))
+
+    assert found.keys == [("opt", part, name) for part in "ab" for name in "wv"]
+    assert len({id(keys[1]) for keys in found.keys}) == len({id(keys[2]) for keys in found.keys}) == 2
+    assert len({id(type_) for type_ in found.types}) == 1
+
+
 def test_numbers_that_only_python_writes_are_read() -> None:
     data = document([([("a", 2)], "scalar", False, None)], custom_metadata={"loss": float("nan")})
     assert b"NaN" in data
@@ -87,11 +97,12 @@ def test_the_example_is_of_the_usual_form() -> None:
         USUAL.replace(b'"key_type": 2', b'"key_type": 2, "more": 1'),
         USUAL.replace(b'"value_metadata": {', b'"value_metadata":  {'),
         USUAL.replace(b'"a", "key', b'"\\u0061", "key'),
+        USUAL.replace(b'"key_type": 2', b'"key_type": 2, "more": [{"at": 1}, {"key": "b", "key_type": 1}]'),
         USUAL.replace(b", ", b",\n"),
         USUAL.replace(b'"skip_deserialize": false', b'"write_shape": null, "skip_deserialize": false'),
         USUAL.replace(b', "skip_deserialize": false', b""),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_a_sound_document_of_another_form_is_read(data: bytes) -> None:
     assert decode_entries("p", data) == decode_entries("p", USUAL)
@@ -105,6 +116,8 @@ def test_a_sound_document_of_another_form_is_read(data: bytes) -> None:
             r"\('a',\): Invalid enum value 3 - at .*key_metadata\[0\].key_type",
         ),
         (USUAL.replace(b": 2", b": true"), "key_type"),
+        (USUAL.replace(b": 2}", b': 2}, {"key": "b", "key_type": 3}'), r"key_metadata\[1\].key_type"),
+        (USUAL.replace(b": 2}", b': 3}, {"key": "b", "key_type": 2}'), r"key_metadata\[0\].key_type"),
         (USUAL.replace(b"false", b"null"), "skip_deserialize"),
         (USUAL.replace(b'"np.ndarray"', b"7"), "value_type"),
         (USUAL.replace(b"false", b'false, "write_shape": [-1]'), "write_shape"),
@@ -124,7 +137,7 @@ def test_a_sound_document_of_another_form_is_read(data: bytes) -> None:
         (b"[]", "not an object"),
         (b'{"tree_metadata": {"a": ' + b"[" * 100_000, "is not JSON"),
     ],
-    ids=range(20),
+    ids=range(22),
 )
 def test_damage_is_named(data: bytes, said: str) -> None:
     with pytest.raises(CorruptCheckpointError, match=f"^p: .*{said}"):
