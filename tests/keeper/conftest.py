@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.keeper.forked_keeper import Process, fork_a_keeper
 
 from penstock.errors import KeeperLostError
 from penstock.handlers.stores.keeper.keeper_store import KeeperStore
@@ -27,7 +28,7 @@ class RunningKeeper:
     """A keeper, which is this process's child."""
 
     socket: str
-    process: subprocess.Popen[str]
+    process: Process
 
     def store(self, answer_s: float = 30.0) -> KeeperStore:
         return KeeperStore(self.socket, answer_s=answer_s)
@@ -40,14 +41,14 @@ class RunningKeeper:
         self.process.wait()
 
 
-def wait_until_it_answers(process: subprocess.Popen[str], socket: str) -> None:
+def wait_until_it_answers(process: Process, socket: str) -> None:
     """Return once a keeper answers."""
     deadline = time.monotonic() + START_S
     while True:
         try:
             KeeperStore(socket, answer_s=START_S).status()
         except KeeperLostError:
-            assert process.poll() is None, f"it ended with {process.returncode}"
+            assert process.poll() is None, f"it ended with {process.poll()}"
             assert time.monotonic() < deadline
             os.sched_yield()
         else:
@@ -73,17 +74,30 @@ def short_folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def start_at(socket: str, limit_bytes: int | None, idle_s: float) -> RunningKeeper:
-    given: Sequence[str] = arguments(socket, limit_bytes, idle_s, detached=False)
+Run = Callable[[Sequence[str]], Process]
+
+
+def run_the_program(given: Sequence[str]) -> Process:
+    """Run a keeper with these arguments as users do."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen([sys.executable, "-m", "penstock.keeper", *given], env=environ, text=True)
+    return subprocess.Popen([sys.executable, "-m", "penstock.keeper", *given], env=environ, text=True)
+
+
+def start_at(socket: str, limit_bytes: int | None, idle_s: float, run: Run = fork_a_keeper) -> RunningKeeper:
+    process = run(arguments(socket, limit_bytes, idle_s, detached=False))
     started = RunningKeeper(socket, process)
     wait_until_it_answers(process, socket)
     return started
 
 
 @pytest.fixture
-def start(short_folder: Path) -> Iterator[Start]:
+def run() -> Run:
+    """Runs a keeper; the tests of the program have another one."""
+    return fork_a_keeper
+
+
+@pytest.fixture
+def start(short_folder: Path, run: Run) -> Iterator[Start]:
     """Starts keepers, each at a socket in a folder of its own."""
     started: list[RunningKeeper] = []
 
@@ -91,7 +105,7 @@ def start(short_folder: Path) -> Iterator[Start]:
         limit_bytes: int | None = 2**28, idle_s: float = float("inf"), socket: str = ""
     ) -> RunningKeeper:
         where = socket or str(Path(tempfile.mkdtemp(dir=short_folder)) / "keeper")
-        started.append(start_at(where, limit_bytes, idle_s))
+        started.append(start_at(where, limit_bytes, idle_s, run))
         return started[-1]
 
     yield start

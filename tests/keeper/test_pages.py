@@ -133,7 +133,7 @@ def test_what_is_ready_gives_way_to_what_is_needed_and_its_pages_are_gone() -> N
     for pages in idle:
         pool.give_back(pages)
 
-    pages = reserve(pool, 10 * MIB, Pages())
+    pages = reserve(pool, 10 * MIB, pool.make())
     assert blocks(pages) == pool.used_bytes == 10 * MIB
     assert [os.fstat(number).st_blocks for number in numbers] == [0, 0, 0]
     for number in numbers:
@@ -155,13 +155,14 @@ def test_what_the_machine_needs_itself_is_not_taken() -> None:
     pool = PagePool(2**40, lambda: 10 * MIB, margin=4 * MIB)
     assert pool.room_bytes == 6 * MIB
     with pytest.raises(NoRoom) as caught:
-        pool.claim(Pages(), 7 * MIB)
+        pool.claim(pool.make(), 7 * MIB)
 
     assert caught.value.free == 6 * MIB
 
 
 def test_pages_that_the_system_refuses_are_not_counted() -> None:
-    pool, pages = pool_of(), Pages()
+    pool = pool_of()
+    pages = pool.make()
     start, _ = pool.claim(pages, 2 * MIB)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         os.posix_fallocate(-1, start, pages.nbytes)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.keeper.conftest import Start
+from tests.keeper.conftest import Run, Start, run_the_program
 
 from penstock.cli import main as penstock_command
 from penstock.errors import KeeperLostError, StorageError
@@ -25,6 +25,12 @@ from penstock.keeper.starting import ensure_keeper
 from penstock.kernel.memory.memory_limit import MemoryReading
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def run() -> Run:
+    """The program itself: others fork."""
+    return run_the_program
 
 
 @pytest.fixture
@@ -90,8 +96,7 @@ def test_one_that_was_killed_is_in_nobodys_way(start: Start) -> None:
 
 def test_it_ends_when_it_is_idle_and_holds_nothing(start: Start) -> None:
     keeper = start(idle_s=0.05)
-    keeper.process.wait(60)
-    assert keeper.process.returncode == 0
+    assert keeper.process.wait(60) == 0
     assert not os.path.exists(keeper.socket)
 
 

@@ -11,9 +11,9 @@ __all__ = ("STEP_BYTES", "NoRoom", "PagePool", "Pages", "close_all")
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import count
-from typing import ClassVar, Final
+from typing import Final
 
 STEP_BYTES: Final = 64 * 2**20
 """So much is reserved at once. In between it is looked whether the machine still has room."""
@@ -45,10 +45,7 @@ class Pages:
 
     __slots__ = ("id", "is_dropped", "is_zero", "n_reserving", "nbytes", "number", "source")
 
-    # Another keeper has other ones: a client would write into the memory of one that has ended.
-    _ids: ClassVar[Iterator[int]] = count(int.from_bytes(os.urandom(5), "little") << 20)
-
-    def __init__(self) -> None:
+    def __init__(self, page_id: int) -> None:
         self.source = os.memfd_create("penstock-keeper", os.MFD_CLOEXEC)
         try:
             self.number = os.open(f"/proc/self/fd/{self.source}", os.O_RDWR | os.O_CLOEXEC)
@@ -56,7 +53,7 @@ class Pages:
             os.close(self.source)
             raise
 
-        self.id = next(self._ids)
+        self.id = page_id
         self.nbytes = 0
         self.is_zero = True  #: whether nothing was ever written there
         self.n_reserving = 0  #: calls in worker threads that use the descriptor now
@@ -93,6 +90,8 @@ class PagePool:
 
     def __init__(self, limit: int, free: Callable[[], int], margin: int = _LEAST_MARGIN) -> None:
         self.limit = limit
+        # Another keeper has other ones: a client would write into the memory of one that has ended.
+        self._ids = count(int.from_bytes(os.urandom(5), "little") << 20)
         self._free, self._margin = free, margin
         self._idle: list[Pages] = []  # the one that was given back last is the last
         self._lingering: list[Pages] = []
@@ -129,6 +128,14 @@ class PagePool:
         below_limit = self.limit - (self.used_bytes - gives_way)
         return max(0, min(below_limit, gives_way + max(0, self._free() - self._margin)))
 
+    def make(self) -> Pages:
+        """Return a new file, without pages.
+
+        Raises:
+            OSError: If there can be no more files.
+        """
+        return Pages(next(self._ids))
+
     def take(self, expected: int) -> Pages:
         """Return a file for about so many bytes: one that is ready and fits, or a new one.
 
@@ -137,7 +144,7 @@ class PagePool:
         """
         fitting = [pages for pages in self._idle if pages.nbytes <= expected + expected // 4 + _LITTLE]
         if not fitting:
-            return Pages()
+            return self.make()
 
         large_enough = [pages for pages in fitting if pages.nbytes >= expected]
         best = min(large_enough, key=_nbytes) if large_enough else max(fitting, key=_nbytes)

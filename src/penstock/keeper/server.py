@@ -430,7 +430,7 @@ class Keeper:
                 return
 
             try:
-                pages = Pages()
+                pages = self._pool.make()
             except OSError:  # no more descriptors, for now: the next save makes its own
                 return
             try:
