@@ -13,11 +13,11 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, Final, TypeAlias, cast, final
 
 import numpy as np
-from anyio import create_task_group
 
 from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.concurrency.threads import OneThread, Threads, one_thread
@@ -28,6 +28,7 @@ from penstock.kernel.messages.save import Extents, Leaf, LeafBatch, Leaves, Save
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
+from penstock.kernel.pipeline.together import together
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_handlers import (
     BufferHandler,
@@ -256,33 +257,14 @@ class _Stager:
                 chosen.append((following, lease))
                 following = next(groups, None)
 
-            copied = await self._copy([group for group, _ in chosen])
+            # In as many threads: one alone does not fill the way to memory.
+            run = self._thread.run
+            copied = await together(
+                [partial(run, stage_group, group, False, None, False) for group, _ in chosen]
+            )
 
         leased = zip(copied, chosen, strict=True)
         return [replace(batch, staged=lease) for batch, (_, lease) in leased], following
-
-    async def _copy(self, groups: Sequence[_Group]) -> list[StagedBatch]:
-        """Copy groups in as many threads: one alone does not fill the way to memory."""
-        if len(groups) == 1:
-            return [await self._thread.run(stage_group, groups[0], False, None, False)]
-
-        copied: dict[int, StagedBatch] = {}
-        failures: list[Exception] = []
-
-        async def copy(at: int) -> None:
-            try:
-                copied[at] = await self._thread.run(stage_group, groups[at], False, None, False)
-            except Exception as failure:  # told without the others of the group
-                failures.append(failure)
-
-        async with create_task_group() as copies:
-            for at in range(len(groups)):
-                copies.start_soon(copy, at)
-
-        if failures:
-            raise failures[0]
-
-        return [copied[at] for at in range(len(groups))]
 
     def _lease_ahead(self, group: _Group | None) -> ByteLease | None:
         """Lease the bytes of a group that can begin early. Never waits: the group before it holds bytes."""

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Final, final
 
-from anyio import Lock, create_task_group
+from anyio import Lock
 
 from penstock.kernel.codecs import AUTO, check_codec
 from penstock.kernel.errors import ConfigError, PenstockError
@@ -21,6 +22,7 @@ from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
+from penstock.kernel.pipeline.together import together
 from penstock.stages.messages.batching import encoding_room
 
 # 256 KiB of a chunk of 16 MiB: to encode the sample takes 1.6 % of the time for the chunk.
@@ -152,22 +154,14 @@ class _Encoder:
 
                     chosen.append((self._aside.popleft(), leases.enter_context(releasing(more))))
 
-                made: dict[int, StagedBatch] = {}
-                async with create_task_group() as encoding:
-                    for at, (batch, leased) in enumerate(chosen):
-                        encoding.start_soon(self._make, made, at, batch, leased)
+                made = deque(await together([partial(self._made_of, *one) for one in chosen]))
 
             try:
-                for at in range(len(chosen)):
-                    yield made.pop(at)
+                while made:
+                    yield made.popleft()
             finally:
-                for batch in made.values():
+                for batch in made:
                     batch.release()
-
-    async def _make(
-        self, made: dict[int, StagedBatch], at: int, batch: StagedBatch, lease: ByteLease
-    ) -> None:
-        made[at] = await self._made_of(batch, lease)
 
     def _room(self, batch: StagedBatch) -> int:
         """Bytes to lease for what is made of a batch that came without a lease."""

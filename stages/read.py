@@ -8,7 +8,7 @@ import itertools
 import os
 import resource
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +17,9 @@ from threading import Lock
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 
 import numpy as np
-from anyio import create_task_group
-from anyio.lowlevel import checkpoint_if_cancelled
 from crc32c import crc32c
 
-from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataError
+from penstock.kernel.errors import ChecksumError, TruncatedDataError
 from penstock.kernel.memory.buffers import scratch_memory
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.messages.restore import HostBatch, PlannedBatch, ReadBatch
@@ -29,6 +27,7 @@ from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
+from penstock.kernel.pipeline.together import together
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import FilesHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import (
@@ -185,21 +184,13 @@ class _Reader:
             from_files = [read for read in from_files if read not in with_drivers]
         wanted = [read for read in batch.reads if isinstance(read, DriverRead)]
         wanted += [driver for tile in with_drivers for driver in tile.drivers]
-        performed: list[DriverRead] = []
-        async with create_task_group() as drivers:
-            for read in wanted:
-                drivers.start_soon(_perform, read, performed)
+        reads: list[Callable[[], Awaitable[object]]] = [read.perform for read in wanted]
+        if from_files:
+            reads.append(partial(self._run.threads.run, self._read_files, from_files, leaves.info))
 
-            if from_files:
-                await self._run.threads.run(self._read_files, from_files, leaves.info)
-
-        # A task group treats a cancellation that it did not request as the quiet end of a task.
-        if len(performed) == len(wanted):
-            if with_drivers:
-                await self._run.threads.run(self._read_files, with_drivers, leaves.info)
-        else:
-            await checkpoint_if_cancelled()  # a cancellation of our own may not have been delivered here yet
-            raise PipelineError("a driver's read ended early: something that it awaited was cancelled")
+        await together(reads)
+        if with_drivers:
+            await self._run.threads.run(self._read_files, with_drivers, leaves.info)
 
     def _read_files(self, reads: Iterable[FileRead], infos: _Infos) -> None:
         by_file: dict[str, list[DirectRead | ScatterRead]] = defaultdict(list)
@@ -287,11 +278,6 @@ class _Scratch:
             self._memory = scratch_memory(nbytes)
 
         return self._memory[:nbytes]
-
-
-async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
-    await read.perform()
-    performed.append(read)
 
 
 def _in_leaf(error: TruncatedDataError, info: ParamInfo) -> TruncatedDataError:

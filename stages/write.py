@@ -12,13 +12,14 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, groupby
 from operator import attrgetter
 from threading import Lock as ThreadLock
 from typing import ClassVar, Final, NamedTuple, TypeAlias, final
 
 import numpy as np
-from anyio import Lock, create_task_group
+from anyio import Lock
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
@@ -38,6 +39,7 @@ from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
+from penstock.kernel.pipeline.together import together
 from penstock.kernel.protocols.layouts import (
     ArrangedDigests,
     ArrangedLayout,
@@ -385,10 +387,7 @@ class _DataFiles(_Writer):
         await self._run.threads.run(_sync_and_close, [opened.file for opened in full])
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
-        async with create_task_group() as syncing:
-            for opened in self._unsynced:
-                syncing.start_soon(self._run.threads.run, opened.file.sync)
-
+        await together([partial(self._run.threads.run, opened.file.sync) for opened in self._unsynced])
         return
         yield
 
@@ -457,12 +456,12 @@ def _specs_of(batch: StagedBatch) -> ByIndex[LeafSpec]:
 def _write_placed(
     run: SaveRun, specs: ByIndex[LeafSpec], placed: Sequence[_Placed], file_bytes: int
 ) -> list[WrittenTable]:
-    for together in adjacent(placed, _is_next):
-        target, offset = together[0].target, together[0].offset
-        first, *others = buffers = [entry.extents.data for entry in together]
+    for entries in adjacent(placed, _is_next):
+        target, offset = entries[0].target, entries[0].offset
+        first, *others = buffers = [entry.extents.data for entry in entries]
         # The whole of a full file is written from where it is.
         is_whole = not others and offset == 0 and first.nbytes == target.end >= file_bytes
-        with _naming_leaf(together[0].extents.leaves):
+        with _naming_leaf(entries[0].extents.leaves):
             if is_whole and isinstance(target.file, WholeWrites):
                 target.file.write_whole(first)
             else:

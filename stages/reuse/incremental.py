@@ -28,16 +28,17 @@ import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Final, TypeAlias, TypeVar, final
 
-from anyio import create_task_group
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
 from penstock.kernel.errors import CorruptCheckpointError, KeeperLostError, PenstockError, StorageError
 from penstock.kernel.messages.save import Leaves, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.together import together
 from penstock.kernel.protocols.build_place import StateRead
 from penstock.kernel.protocols.stores import ReadableFile, Store
 from penstock.kernel.protocols.written import Written, WrittenTable
@@ -297,10 +298,7 @@ async def intact_only(run: SaveRun, directory: str, found: Candidates) -> Candid
             if lease is not None:
                 lease.release()
 
-    async with create_task_group() as tasks:
-        for share in _shares(chosen):
-            tasks.start_soon(compare, share)
-
+    await together([partial(compare, share) for share in _shares(chosen)])
     for number, (part, problem) in sorted(damaged.items()):
         key_path = found.leaves[number].info.key_path
         run.events.warning(

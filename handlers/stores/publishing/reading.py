@@ -10,13 +10,11 @@ from __future__ import annotations
 __all__ = ("MOST_READS", "Reading", "Snapshots", "read_unchanged", "reading", "snapshot_of")
 
 import errno
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, final
-
-import anyio
 
 from penstock.kernel.errors import (
     CorruptCheckpointError,
@@ -26,6 +24,7 @@ from penstock.kernel.errors import (
     ThrottledError,
     UnreachableError,
 )
+from penstock.kernel.pipeline.together import together
 from penstock.kernel.protocols.stores import Hold, ObjectStore, Snapshot, Store, take_hold
 
 if TYPE_CHECKING:
@@ -315,7 +314,7 @@ async def _snapshot(store: ObjectStore, threads: Threads, path: str) -> Store:
             if snapshot is None:
                 break
 
-            await _side_by_side(threads, snapshot.reads())
+            await together([partial(threads.run, read) for read in snapshot.reads()])
             following = await threads.run(snapshot.settle)
             if following is None:
                 return snapshot
@@ -327,22 +326,3 @@ async def _snapshot(store: ObjectStore, threads: Threads, path: str) -> Store:
         pass  # it went meanwhile, or may not be listed: a read of it says what is wrong
 
     return store
-
-
-async def _side_by_side(threads: Threads, reads: Sequence[Callable[[], None]]) -> None:
-    """Call all functions in threads. The first failure ends the others, and is raised ungrouped."""
-    failed: list[StorageError] = []
-
-    async def call(read: Callable[[], None]) -> None:
-        try:
-            await threads.run(read)
-        except StorageError as error:
-            failed.append(error)
-            calls.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as calls:
-        for read in reads:
-            calls.start_soon(call, read)
-
-    if failed:
-        raise failed[0]

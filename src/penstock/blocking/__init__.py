@@ -17,12 +17,14 @@ __all__ = (
     "run_sync",
     "start_loop",
     "start_thread",
+    "together",
 )
 
 if TYPE_CHECKING:
     from penstock.blocking.background import Worker, run_sync, start_loop, start_thread
     from penstock.blocking.loop_thread import LoopThread
     from penstock.kernel.concurrency.threads import LoopHandle, await_future, caller_waits, in_event_loop
+    from penstock.kernel.pipeline.together import together
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -37,5 +39,6 @@ else:
                 "caller_waits",
                 "in_event_loop",
             ),
+            "penstock.kernel.pipeline.together": ("together",),
         },
     )

@@ -16,11 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar, cast
 
-from anyio import create_task_group
-
 from penstock import kernel
 from penstock.embedding import blocking
-from penstock.embedding import failures as kept_failures
 from penstock.errors import HandlerFailedError, StageFailedError
 
 T = TypeVar("T")
@@ -43,35 +40,10 @@ async def together(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     Raises:
         Exception: The first error, as it is. The other functions are cancelled.
     """
-    if len(functions) == 1 or not blocking.in_event_loop():
-        return [await function() for function in functions]
+    if blocking.in_event_loop():
+        return await blocking.together(functions)
 
-    results: dict[int, T] = {}
-    failures: list[Exception] = []
-    async with create_task_group() as tasks:
-
-        async def call(at: int, function: Callable[[], Awaitable[T]]) -> None:
-            try:
-                results[at] = await function()
-            except Exception as error:
-                failures.append(kept_failures.without_frame(error))
-                tasks.cancel_scope.cancel()
-            except BaseException as cancellation:
-                kept_failures.forget_locals(cancellation)  # task groups keep it in a reference cycle
-                raise
-            finally:
-                del function
-
-        for at, function in enumerate(functions):
-            tasks.start_soon(call, at, function)
-
-    if failures:
-        try:
-            raise failures[0]
-        finally:
-            failures.clear()  # the traceback refers to this frame
-
-    return [results[at] for at in range(len(functions))]
+    return [await function() for function in functions]
 
 
 def as_raised(error: BaseException) -> BaseException:

@@ -26,7 +26,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, final
 
 import msgpack
-from anyio import CancelScope, create_task_group, move_on_after
+from anyio import CancelScope, move_on_after
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
@@ -40,6 +40,7 @@ from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PeerError, TruncatedDataError
 from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.pipeline.together import together
 from penstock.kernel.protocols.build_place import Overwrite
 from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.stores import DataFile, ReadableFile, Store
@@ -334,34 +335,24 @@ class CheckpointCopier:
         block = min(block, max([LEAST_BLOCK, *lengths]), self.memory.limit)
         n_workers = min(COPY_WORKERS, sum([-(-nbytes // block) for nbytes in lengths]))
         transfer = _Transfer(self.target, place, files, block, progress)
-        run, failures = self.threads.run, list[Exception]()
+        run = self.threads.run
 
         def copy() -> None:
             # A bytearray would be filled with zeros first, and all other threads would wait for that.
             transfer.copy_blocks(memoryview(mmap.mmap(-1, block)))
 
-        async def work(others: CancelScope) -> None:
+        async def work() -> None:
             lease = await self.memory.acquire(block)
             try:
                 await run(copy)
-            except Exception as error:  # raised below, as it is and not in a group
-                failures.append(error)
-                others.cancel()
             finally:
                 lease.release()
 
         await run(transfer.make_directories)
         try:
-            async with create_task_group() as workers:
-                for _ in range(n_workers):
-                    workers.start_soon(work, workers.cancel_scope)
-
-            if failures:
-                raise failures[0]
-
+            await together([work] * n_workers)
             await run(transfer.finish_data)
         finally:
-            failures.clear()  # their tracebacks refer to this frame
             with CancelScope(shield=True):
                 await run(transfer.close)
 

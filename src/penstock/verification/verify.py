@@ -12,10 +12,11 @@ __all__ = (
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias, final
 
-from anyio import CapacityLimiter, create_task_group
+from anyio import CapacityLimiter
 
 from penstock.handlers.formats.verification import (
     Finding,
@@ -29,6 +30,7 @@ from penstock.handlers.stores.publishing.reading import Reading, Snapshots, read
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.pipeline.together import together
 from penstock.kernel.protocols.stores import Store
 from penstock.verification.checkpoint_survey import CheckpointSurvey, compare_documents, survey_checkpoint
 
@@ -188,22 +190,18 @@ async def compare_ranges(
     Cancellation:
         Returns once the current reads have ended.
     """
-    findings: list[Finding] = []
     limiter = CapacityLimiter(CONCURRENCY)
 
-    async def check(group: Sequence[RecordedRange]) -> None:
+    async def check(group: Sequence[RecordedRange]) -> Sequence[Finding]:
         async with limiter:
             lease = await memory.acquire(min(block_bytes(store), memory.limit))
             try:
-                findings.extend(await threads.run(check_ranges, store, group))
+                return await threads.run(check_ranges, store, group)
             finally:
                 lease.release()
 
-    async with create_task_group() as checking:
-        for group in _groups(ranges):
-            checking.start_soon(check, group)
-
-    return findings
+    found = await together([partial(check, group) for group in _groups(ranges)])
+    return list(chain.from_iterable(found))
 
 
 def _groups(ranges: Sequence[RecordedRange]) -> Iterator[list[RecordedRange]]:
