@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock.orbax
-from penstock.errors import NotACheckpointError, SpecError
+from penstock.errors import NotACheckpointError, SpecError, StorageError
 from penstock.orbax import args, emergency
 from penstock.steps import EverySteps, KeepEvery, KeepLast
 
@@ -104,6 +104,23 @@ def test_what_is_persistent_is_read_by_orbax(tmp_path: Path) -> None:
         restored = other.restore(5, args=ocp.args.Composite(state=ocp.args.PyTreeRestore()))
 
     assert int(restored.state["n"]) == 5
+
+
+def test_a_manager_that_cannot_be_opened_gives_its_directories_back(tmp_path: Path) -> None:
+    (tmp_path / "besides").write_bytes(b"no directory")
+    with pytest.raises(StorageError):
+        opened(tmp_path)
+    with pytest.raises(StorageError):
+        emergency.ReplicatorCheckpointManager(
+            tmp_path / "replicated", global_mesh=MESH, persistent_directory=tmp_path / "besides"
+        )
+
+    (tmp_path / "besides").unlink()
+    with (
+        opened(tmp_path) as manager,
+        emergency.ReplicatorCheckpointManager(tmp_path / "replicated", global_mesh=MESH) as other,
+    ):
+        assert (manager.all_steps(), other.all_steps()) == ([], [])
 
 
 def test_a_dataset_is_kept_besides(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ __all__ = (
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, cast, final
 
@@ -181,7 +182,7 @@ class CheckpointManager:
         self._waits = not options.enable_async_checkpointing
         near = Disk(local_directory, keep=_kept(local, None), save_when=_Wanted(_saved(local)))
         self._directory = place_of(persistent_directory)
-        self._manager = sync.CheckpointManager(
+        manager = sync.CheckpointManager(
             persistent_directory,
             save_when=_Wanted(_saved(persistent)),
             keep=_kept(persistent, persistent.keep_period),
@@ -191,16 +192,20 @@ class CheckpointManager:
             clean=options.cleanup_tmp_directories,
             config=_config_of_job(local_directory),
         )
-        self._manager.__enter__()
         self._besides: managers.CheckpointManager | None = None
-        if persistent_non_replicated_directory is not None:
-            interval = persistent.save_interval_steps
-            self._besides = managers.CheckpointManager(
-                persistent_non_replicated_directory,
-                options=StepOptions(save_interval_steps=interval, max_to_keep=persistent.max_to_keep),
-                item_handlers=item_handlers,
-                handler_registry=handler_registry,
-            )
+        with ExitStack() as opened:
+            self._manager = opened.enter_context(manager)
+            if persistent_non_replicated_directory is not None:
+                interval = persistent.save_interval_steps
+                self._besides = managers.CheckpointManager(
+                    persistent_non_replicated_directory,
+                    options=StepOptions(save_interval_steps=interval, max_to_keep=persistent.max_to_keep),
+                    item_handlers=item_handlers,
+                    handler_registry=handler_registry,
+                )
+                opened.callback(self._besides.close)
+
+            self._opened = opened.pop_all()
 
     @property
     def directory(self) -> Any:
@@ -332,10 +337,7 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Wait for all saves, and give the directories back."""
-        if self._besides is not None:
-            self._besides.close()
-
-        self._manager.__exit__(None, None, None)
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -418,10 +420,15 @@ class ReplicatorCheckpointManager:
         else:
             self._local = managers.CheckpointManager(local_directory, options=given)
         self._besides: managers.CheckpointManager | None = None
-        if persistent_directory is not None:
-            self._besides = managers.CheckpointManager(
-                persistent_directory, options=given, handler_registry=handler_registry
-            )
+        with ExitStack() as opened:
+            opened.callback(self._local.close)
+            if persistent_directory is not None:
+                self._besides = managers.CheckpointManager(
+                    persistent_directory, options=given, handler_registry=handler_registry
+                )
+                opened.callback(self._besides.close)
+
+            self._opened = opened.pop_all()
 
     @property
     def directory(self) -> Any:
@@ -523,8 +530,7 @@ class ReplicatorCheckpointManager:
 
     def close(self) -> None:
         """Wait for all saves, and give the directories back."""
-        for manager in self._managers():
-            manager.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
