@@ -274,3 +274,25 @@ async def test_what_overtakes_a_stranded_step_fulfils_it_in_all_processes(
         await check(managers, 4, assert_same)
 
     await check_root(tmp_path / "run/4", 4, assert_same)
+
+
+@pytest.mark.parametrize(
+    ("loser", "when", "n"),
+    [
+        *[(1, "before", n) for n in (8, 13, 14)],
+        *every_question(0, "before"),
+        *every_question(1, "before", 8, 13, 14),
+    ],
+)
+async def test_a_job_is_opened_without_a_keeper_that_is_killed_at_any_question(
+    begin: Begin, tmp_path: Path, assert_same: AssertSame, loser: int, when: When, n: int
+) -> None:
+    hosts = begin(loser)
+    hosts.relay.strike_at(n, when, hosts.lose)
+    async with opened(tmp_path / "run", hosts.options(tmp_path)) as managers:
+        for save in await staged(managers, 1):
+            await save
+
+        await check(managers, 1, assert_same)
+
+    await check_root(tmp_path / "run/1", 1, assert_same)

@@ -31,6 +31,7 @@ from penstock.kernel.errors import (
     NotACheckpointError,
     NotOnThisDiskError,
     OlderStepError,
+    PeerError,
     PeerFailedError,
     PenstockError,
     SpecError,
@@ -240,17 +241,25 @@ class StepSaves:
 
             return absent
 
-        absent = await absent_levels(self._operation("tiers"), prepare)
+        absent = dict(await absent_levels(self._operation("tiers"), prepare))
+        failed: dict[int, PenstockError] = {}
         for number, level in enumerate(tiers):
-            problem = absent.get(number)
-            if problem is None:
+            if number not in absent:
                 try:
                     await opened.enter_async_context(level.opened.live())
-                except KeeperLostError as error:
-                    if self._engine.is_joint:
-                        raise
+                except (KeeperLostError, PeerError) as error:  # its own, or that of another process
+                    failed[number] = error
 
-                    problem = repr(error)
+        lost = {number: repr(error) for number, error in failed.items() if isinstance(error, KeeperLostError)}
+
+        async def opened_here() -> Mapping[int, str]:
+            return lost
+
+        absent |= await absent_levels(self._operation("tiers"), opened_here)
+        for number, level in enumerate(tiers):
+            problem = absent.get(number)
+            if number in failed and problem is None:
+                raise failed[number]
             if problem is not None:
                 self._events.warning("step.tier_absent", tier=level.path, error=problem)
                 self.levels = self.held.levels = [each for each in self.levels if each is not level]
@@ -297,7 +306,11 @@ class StepSaves:
                 raise failure  # the others hear of it here
 
             for level in tiers:
-                found[level] = await level.opened.reading.run(level.parts_here)
+                try:
+                    found[level] = await level.opened.reading.run(level.parts_here)
+                except KeeperLostError as error:  # since the tier was opened: what was there is gone
+                    found[level] = []
+                    self._events.warning("step.tier_absent", tier=level.path, error=repr(error))
 
             return [part for level in tiers for part in found[level] if part.path not in damaged]
 
@@ -305,8 +318,8 @@ class StepSaves:
         while (whole := await whole_step(self._operation("parts"), find, latest)) is not None:
             try:
                 await self._promotions.put_together(whole)
-            except PeerFailedError:
-                continue  # the process that failed says next what becomes of it
+            except (PeerFailedError, KeeperLostError):
+                continue  # the process that failed says next what becomes of it, or what it still finds
             except CorruptCheckpointError as error:
                 mine = whole.bring.get(self._engine.coordinator.process_index, {}).values()
                 bad = {path for path in mine if error.path == path or error.path.startswith(f"{path}/")}
