@@ -230,7 +230,7 @@ def test_ls_marks_pinned_steps(stored: Stored, call: Callable[..., Said]) -> Non
     ("arguments", "said"),
     [
         (("ls", "RUN", "--best", "Loss"), "no step has the metric 'Loss'; did you mean 'loss'?"),
-        (("show", "RUN", "--only", "parms.*"), "no leaf matches 'parms.*'; did you mean 'params'?"),
+        (("show", "RUN", "--only", "parms.*"), "no leaf matches 'parms.*'; did you mean 'params.*'?"),
         (("show", "RUN", "--only", "params.*", "--only", "xyz"), "no leaf matches 'xyz'; there are "),
         (("diff", "RUN", "1", "--only", "params.v"), "no leaf matches 'params.v'; there are "),
         (("du", "RUN/7"), "run/7: does not exist: no such step (the latest is 2)"),

@@ -72,7 +72,7 @@ def test_cat_reads_random_keys_and_small_floats(tmp_path: Path, call: Call) -> N
     ("arguments", "said"),
     [
         (("absent",), "no leaf matches 'absent'; there are "),
-        (("parms.w",), "no leaf matches 'parms.w'; did you mean 'params'?"),
+        (("parms.w",), "no leaf matches 'parms.w'; did you mean 'params.w'?"),
         (("params", "--values"), "--values goes with one LEAF"),
     ],
 )
