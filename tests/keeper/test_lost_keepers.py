@@ -105,7 +105,12 @@ def test_one_that_stands_still_is_an_error_after_the_limit_at_each_operation(sta
         assert min(waited_s) >= answer_s / 10, "and then for less"
         keeper.send(signal.SIGCONT)
 
-    assert store.read_file("/a/file") in {b"content", b"new"}, "what was asked is done late, or not at all"
+    try:
+        found = store.read_file("/a/file")
+    except StorageError:  # to remove or rename it, or to stop the keeper, was asked, too
+        found = b""
+
+    assert found in {b"", b"content", b"new"}, "what was asked is done late, or not at all"
 
 
 def test_a_hold_is_lost_with_its_keeper(start: Start) -> None:
