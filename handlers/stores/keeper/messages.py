@@ -296,7 +296,7 @@ class StatusAnswer(Struct, frozen=True):
     pool_bytes: int  #: in files that are ready to be used again
     pool_files: int
     reused_bytes: int  #: that files got so far with their pages from the pool
-    fresh_bytes: int  #: that files got so far, and the system had to make
+    fresh_bytes: int  #: that the system has made so far, for files and to have some ready
     n_connections: int
     steps: list[KeptStep]
 

@@ -98,7 +98,8 @@ class PagePool:
         self._closing: list[Pages] = []
         self.lent_bytes = 0  #: in files that have a name, and in reservations under way
         self.most_idle_bytes = 0  #: more than this is not kept ready
-        self.reused_bytes = self.fresh_bytes = 0  #: that files got so far, from the pool and from the system
+        self.reused_bytes = 0  #: that files got so far from the pool
+        self.fresh_bytes = 0  #: that the system has made so far, for files and to have some ready
 
     @property
     def idle_files(self) -> int:

@@ -354,7 +354,6 @@ class Keeper:
     async def _reserve(self, request: Reserve) -> tuple[Reserved, Sequence[int]]:
         """Give a file pages, which takes a while if they are fresh."""
         pages = self._pages_of(request)
-        before = pages.nbytes
         pages.n_reserving += 1  # before anything is waited for: another file could get the pages
         try:
             await self._fill(pages, request.nbytes)
@@ -367,7 +366,6 @@ class Keeper:
             if pages.is_dropped and not pages.n_reserving:
                 self._pool.give_back(pages)
 
-        self._pool.fresh_bytes += pages.nbytes - before
         return Reserved(pages.nbytes, pages.is_zero, pages.id), descriptors
 
     def _pages_of(self, request: Reserve) -> Pages:
@@ -388,11 +386,14 @@ class Keeper:
                     if gave_way:
                         await to_thread.run_sync(close_all, gave_way, limiter=self._threads)
 
-                    fill = partial(self._pool.fill, pages, start, pages.nbytes)
+                    end = pages.nbytes
+                    fill = partial(self._pool.fill, pages, start, end)
                     await to_thread.run_sync(fill, limiter=self._threads)
                 except OSError:
                     self._pool.unclaim(pages, start)
                     raise
+
+                self._pool.fresh_bytes += end - start
 
     def _finish(self, request: Finish) -> None:
         file = self._tree.data_file(request.number)
@@ -417,7 +418,10 @@ class Keeper:
         """Have files ready for the next step: as many, and as large, as this one has."""
         sizes = [file.nbytes for file in self._tree.data_files(path) if file.nbytes >= _READY_FROM]
         self._pool.most_idle_bytes = max(sum(sizes) + sum(sizes) // 8, self._pool.most_idle_bytes // 2)
-        missing = self._pool.lacks(sizes)
+        # Where as much was there before, a step has gone since, and another one goes now, whose pages are
+        # used again. To make others meanwhile would take as long as a save, and they would be given back.
+        is_more = self._tree.note_growth(path) >= sum(sizes) // 2
+        missing = self._pool.lacks(sizes) if is_more else ()
         if missing and self._tasks is not None:
             self._tasks.start_soon(self._make_ready, missing)
 

@@ -71,6 +71,7 @@ class Directory:
         "builder",
         "entries",
         "is_elsewhere",
+        "most_bytes",
         "name",
         "number",
         "parent",
@@ -87,6 +88,7 @@ class Directory:
         self.builder: Holder | None = None  #: with whose end it is removed
         self.published: float | None = None  #: when, by the clock that only goes forward
         self.is_elsewhere = False  #: whether another tier has it whole
+        self.most_bytes = 0  #: of data files below it, when something was published there
 
 
 _Node: TypeAlias = Directory | File
@@ -206,6 +208,17 @@ class Tree:
         node = self.find(path)
         found = [node] if isinstance(node, File) else self._all_files(node) if node is not None else ()
         return [file for file in found if file.data is None]
+
+    def note_growth(self, path: str) -> int:
+        """Return how many bytes more the directory that holds `path` has than whenever this was asked of it.
+
+        Of data files. Asked when something is published at `path`. Where steps go as others come, it is 0.
+        """
+        parent = self.directory(os.path.dirname(path.strip("/")))
+        nbytes = sum([file.nbytes for file in self._all_files(parent) if file.data is None])
+        growth = max(0, nbytes - parent.most_bytes)
+        parent.most_bytes += growth
+        return growth
 
     def _all_files(self, directory: Directory, *, outside: bool = False) -> Iterator[File]:
         pending = [directory]  # a path may be deeper than calls may be
