@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -63,10 +64,38 @@ class SlowService(Watched):
             self.deleted.set()
 
 
+class Beats(Watched):
+    """A view of a service that says when a process has set its heartbeat so often.
+
+    Args:
+        service: That all processes share.
+        times: How often; the first time, it comes.
+        then: Called by whoever sets it for the last time.
+    """
+
+    def __init__(self, service: KeyValues, times: int, then: Callable[[], object]) -> None:
+        super().__init__(service, "no key has this")
+        self._beats_left, self._then = times, then
+
+    def put(self, key: str, value: bytes, replace: bool, /) -> bool:
+        found = super().put(key, value, replace)
+        if "/at/" in key:
+            self._beats_left -= 1
+            if not self._beats_left:
+                self._then()
+
+        return found
+
+
 async def test_a_process_whose_arrival_was_not_answered_takes_part() -> None:
-    job = Processes(2)
+    """Not within `call_s`, nor within twenty of them."""
+    job, limits = Processes(2), replace(LONG, beat_s=0.1)
     slow = SlowService(job.service, put="/at/1")
-    job.coordinators[1] = JobCoordinator(slow, 1, 2, replace(LONG, call_s=0.2, beat_s=0.2))
+    beating = Beats(job.service, 21, slow.may_confirm.set)
+    job.coordinators = [
+        JobCoordinator(beating, 0, 2, limits),
+        JobCoordinator(slow, 1, 2, replace(limits, call_s=0.1)),
+    ]
     try:
         await job.run()
     finally:
