@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import inspect
@@ -32,6 +33,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # set it to run the suite on an a
 import anyio
 import pytest
 import structlog
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import is_hypothesis_test, settings
 
 gc.disable()  # while test modules are imported: what they make stays, and this takes an eighth of the time
@@ -134,6 +136,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return (yield)
     finally:
         pyfuncitem.obj = function
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let a test whose limit is longer than most have its worker ended that much later, too.
+
+    `faulthandler_timeout` is the same for all tests. It ends the process, with what that was still to run.
+    """
+    marker, usual_s = item.get_closest_marker("timeout"), float(item.config.getini("timeout"))
+    if marker is None or not marker.args or marker.args[0] <= usual_s:
+        return
+
+    later_s = marker.args[0] - usual_s + float(item.config.getini("faulthandler_timeout"))
+    # pytest sees to it that this is taken back, as it has begun the same for each test.
+    faulthandler.dump_traceback_later(later_s, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
