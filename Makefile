@@ -24,9 +24,16 @@ VENV := .venv
 BIN  := $(VENV)/bin
 RUNS := $(or $(wildcard $(VENV)/.installed),$(VENV)/.runs)
 
+# $(1) the folder. A link leads to the environment of another checkout: what is cleared or installed here would be
+# cleared or installed there.
+define own
+	@test ! -L $(1) || { echo "$(1) is a link, to $$(readlink $(1)), and is not set up from here: remove the link" >&2; exit 1; }
+endef
+
 # $(1) the interpreter, $(2) the folder. Debian without python3-venv has no ensurepip: there the
 # system's pip puts a pip inside.
 define environment
+	$(call own,$(2))
 	@test -n "$(1)" || { echo "no Python 3.11, 3.12 or 3.13 on PATH; name one: make PYTHON=..." >&2; exit 1; }
 	@echo "setting up $(2) with $(1)"
 	@$(1) -m venv --clear $(2) >/dev/null 2>&1 || { \
@@ -222,6 +229,7 @@ $(VENV)-recipes/.installed: pyproject.toml
 	@touch $@
 
 $(VENV)/.site: $(RUNS)
+	$(call own,$(VENV))
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
 	@touch $@
 
