@@ -1,7 +1,7 @@
 """Input that may be damaged, or come from someone who means harm: a surprise is a `CorruptCheckpointError`.
 
 The functions that check a value of JSON get the document's path and the member's name, for the message. Long
-documents are decoded in slices (`decode_slices`, `decode_object`), because a decode holds the interpreter
+documents are decoded in slices (`Slices`, `decode_object`), because a decode holds the interpreter
 lock until it ends. Besides JSON: sizes of arrays, and paths and links in a checkpoint, which lead to places
 in it, and not to any number of them.
 """
@@ -12,6 +12,7 @@ __all__ = (
     "MOST_BYTES",
     "SLICE_BYTES",
     "EnteredDirectories",
+    "Slices",
     "UnusualFormError",
     "add_distinct",
     "as_list",
@@ -22,7 +23,6 @@ __all__ = (
     "check_unicode",
     "convert_member",
     "decode_object",
-    "decode_slices",
     "distinct_members",
     "is_beyond_memory",
     "parse_distinct",
@@ -35,7 +35,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import Final, NoReturn, TypeVar, cast, final
+from typing import Final, Generic, NoReturn, TypeVar, cast, final
 
 import msgspec
 from msgspec.json import Decoder
@@ -195,13 +195,12 @@ def as_string(path: str, name: str, value: object) -> str:
 
 def as_shape(path: str, name: str, value: object) -> tuple[int, ...]:
     """Return `value` if it is a list of non-negative integers, as a tuple."""
-    if type(value) is not list:
-        _wrong(path, name, value, "a list")
-    for size in cast("list[object]", value):
+    sizes = as_list(path, name, value)
+    for size in sizes:
         if type(size) is not int or size < 0:
-            _wrong(path, name, value, "a list of sizes")
+            _wrong(path, name, sizes, "a list of sizes")
 
-    return tuple(cast("list[int]", value))
+    return tuple(cast("list[int]", sizes))
 
 
 def check_unicode(path: str, names: Iterable[str]) -> None:
@@ -233,13 +232,13 @@ class UnusualFormError(ValueError):
     """The document is not in the one form that can be sliced. It may still be valid."""
 
 
-def decode_slices(
-    decoder: Decoder[EntriesT], data: bytes, start: int, end: int, boundary: bytes, brackets: bytes = b"{}"
-) -> Iterator[tuple[EntriesT, bytes]]:
-    """Decode the entries in `data[start:end]`, the inside of an object or of an array.
+@final
+class Slices(Generic[EntriesT]):
+    """Decodes the entries in `data[start:end]`, the inside of an object or of an array, slice by slice.
 
     A slice begins where an entry begins. If its end boundary were inside a string or a nested value, the
-    slice would not be valid JSON. So a slice that decodes is decoded correctly.
+    slice would not be valid JSON. So a slice that decodes is decoded correctly. It yields the entries of a
+    slice, and its bytes.
 
     Args:
         decoder: Of a whole object or array of such entries.
@@ -250,35 +249,51 @@ def decode_slices(
             each comma are also of the usual form.
         brackets: The opening and the closing one of such an object or array.
 
-    Yields:
-        The entries of a slice, and its bytes.
-
     Raises:
         UnusualFormError: If a slice is not JSON, if an entry is not what the decoder takes, or if there are
             more or fewer entries than boundaries say. This is also how a name that occurs twice shows, for
             the decoder keeps only the last of the two.
     """
-    before, comma, after = boundary.partition(b",")
-    spaced = before + b", " + after
-    if data.find(spaced, start, min(end, start + SLICE_BYTES)) >= 0:
-        boundary, comma = spaced, b", "
 
-    opening, closing = brackets[:1], brackets[1:]
-    while start < end:
-        stop = data.find(boundary, start + SLICE_BYTES, end)
-        stop = end if stop < 0 else stop + len(before)
-        part = data[start:stop]
-        try:
-            entries = decoder.decode(opening + part + closing)
-        except (ValueError, RecursionError) as error:
-            raise UnusualFormError(str(error)) from error
+    __slots__ = ("_boundary", "_brackets", "_comma", "_data", "_decoder", "_end", "_n_before", "at", "nbytes")
 
-        if len(entries) != part.count(boundary) + 1:
-            message = f"{len(entries)} entries between {part.count(boundary)} boundaries"
-            raise UnusualFormError(message)
+    def __init__(
+        self,
+        decoder: Decoder[EntriesT],
+        data: bytes,
+        start: int,
+        end: int,
+        boundary: bytes,
+        brackets: bytes = b"{}",
+    ) -> None:
+        before, comma, after = boundary.partition(b",")
+        spaced = before + b", " + after
+        if data.find(spaced, start, min(end, start + SLICE_BYTES)) >= 0:
+            boundary, comma = spaced, b", "
 
-        yield entries, part
-        start = stop + len(comma)
+        self.at = start  #: where the next slice begins; who reads entries without the decoder moves it on
+        self.nbytes = SLICE_BYTES  #: of the next slice, at least
+        self._decoder, self._data, self._end = decoder, data, end
+        self._boundary, self._n_before, self._comma = boundary, len(before), len(comma)
+        self._brackets = brackets[:1], brackets[1:]
+
+    def __iter__(self) -> Iterator[tuple[EntriesT, bytes]]:
+        opening, closing = self._brackets
+        while self.at < self._end:
+            stop = self._data.find(self._boundary, self.at + self.nbytes, self._end)
+            stop = self._end if stop < 0 else stop + self._n_before
+            part = self._data[self.at : stop]
+            try:
+                entries = self._decoder.decode(opening + part + closing)
+            except (ValueError, RecursionError) as error:
+                raise UnusualFormError(str(error)) from error
+
+            if len(entries) != part.count(self._boundary) + 1:
+                message = f"{len(entries)} entries between {part.count(self._boundary)} boundaries"
+                raise UnusualFormError(message)
+
+            self.at = stop + self._comma
+            yield entries, part
 
 
 def decode_object(decoder: Decoder[dict[str, T]], data: bytes, boundary: bytes) -> dict[str, T]:
@@ -291,7 +306,7 @@ def decode_object(decoder: Decoder[dict[str, T]], data: bytes, boundary: bytes) 
         raise UnusualFormError
 
     found: dict[str, T] = {}
-    for members, _ in decode_slices(decoder, data, 1, len(data) - 1, boundary):
+    for members, _ in Slices(decoder, data, 1, len(data) - 1, boundary):
         add_distinct(found, members)
 
     return found

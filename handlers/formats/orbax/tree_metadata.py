@@ -40,14 +40,17 @@ from binascii import a2b_base64
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast, final
 
 from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
 
+from penstock.handlers.formats.orbax.sibling_entries import SiblingEntries
 from penstock.handlers.formats.untrusted import (
+    SLICE_BYTES,
+    Slices,
     UnusualFormError,
     as_list,
     as_object,
@@ -55,7 +58,6 @@ from penstock.handlers.formats.untrusted import (
     check_unicode,
     convert_member,
     decode_object,
-    decode_slices,
     parse_distinct,
     parse_object,
     parse_value,
@@ -290,6 +292,7 @@ _TEXTS_OF_ENTRIES: Final = Decoder(dict[str, _Texts])
 _PATH: Final = Decoder(tuple[_Step, ...])
 _VALUE: Final = Decoder(_Value)
 _BEFORE_KEY: Final = b', {"key": '
+_MANY_SIBLINGS: Final = 32  # those are read faster by an example than together with others
 _KINDS: Final = {1: KeyKind.SEQUENCE, 2: KeyKind.MAPPING}
 
 
@@ -326,17 +329,22 @@ def _decode_usual(path: str, data: bytes) -> tuple[TreeEntries, dict[str, object
     if not data.startswith(_START) or end < 0:
         raise UnusualFormError
 
-    collected, names = _Collected(), set[str]()
-    for entries, _ in decode_slices(_TEXTS_OF_ENTRIES, data, len(_START), end + 2, _BOUNDARY):
+    collected = _Collected()
+    slices = Slices(_TEXTS_OF_ENTRIES, data, len(_START), end + 2, _BOUNDARY)
+    slices.nbytes = 1  # one entry, as the example of its siblings
+    for entries, text in slices:
         try:
-            collected.add_texts(entries.values())
+            collected.add_texts(entries)
         except (ValueError, RecursionError) as error:
             raise UnusualFormError(str(error)) from error
 
-        names.update(entries)
+        nbytes = collected.add_siblings(*entries.popitem(), text, data, slices.at, end + 2)
+        slices.at += nbytes
+        # Where leaves have few siblings, slices are soon as long as elsewhere.
+        slices.nbytes = 1 if nbytes else min(2 * len(text), SLICE_BYTES)
 
     rest = parse_object(path, b"{" + data[end + len(_END) :])
-    if _MEMBER in rest or len(names) < len(collected.columns.keys):
+    if _MEMBER in rest or collected.has_twice():
         raise UnusualFormError  # a name occurs twice
 
     return collected.columns, rest
@@ -360,16 +368,61 @@ def _decode_any(path: str, data: bytes) -> tuple[TreeEntries, dict[str, object]]
 class _Collected:
     """The entries so far. What many leaves have in common is decoded once, and is one object."""
 
-    __slots__ = ("_kinds", "_paths", "_types", "columns")
+    __slots__ = ("_kinds", "_n_siblings", "_names", "_paths", "_siblings", "_types", "columns")
 
     def __init__(self) -> None:
         self.columns = TreeEntries([], [], [])
+        self._names: set[str] = set()
+        self._n_siblings = _MANY_SIBLINGS  # to be looked at first
+        self._siblings: dict[str, set[str]] = {}  # the last keys of all other names, by what is before
         self._kinds: dict[tuple[int, ...], tuple[KeyKind, ...]] = {}
         self._paths: dict[bytes, tuple[KeyPath, tuple[int, ...]]] = {b"": ((), ())}
         self._types: dict[bytes, StoredType] = {}
 
-    def add_texts(self, entries: Iterable[_Texts]) -> None:
-        """Add entries by the JSON of their key paths and of their values.
+    def has_twice(self) -> bool:
+        """Return whether a name occurs twice, or might."""
+        n_siblings = sum(map(len, self._siblings.values()))
+        if len(self._names) + n_siblings < len(self.columns.keys):
+            return True
+        for name in self._names if n_siblings else ():
+            begin, quote, key = name.rpartition("'")[0].rpartition("'")
+            if key in self._siblings.get(begin + quote, ()):
+                return True
+
+        return False
+
+    def add_siblings(self, name: str, entry: _Texts, text: bytes, data: bytes, start: int, end: int) -> int:
+        """Add the entries from `start` on that are written as the one added last, if they are many.
+
+        Args:
+            name: Of the entry added last.
+            entry: Its parts.
+            text: What ends with it.
+            data: The document.
+            start: Where the next entry begins.
+            end: Where entries end.
+
+        Returns:
+            How many bytes they take, with what is before the next entry.
+        """
+        columns = self.columns
+        outer, path, value = columns.keys[-1][:-1], bytes(entry.key_metadata), bytes(entry.value_metadata)
+        form = SiblingEntries.like(text, name, columns.keys[-1], path, value)
+        keys = [] if form is None else form.read(data, start, end, self._n_siblings)
+        self._n_siblings = max(len(keys) + 1, _MANY_SIBLINGS)  # containers are often alike
+        if form is None or len(keys) < _MANY_SIBLINGS:
+            return 0
+
+        for some in parts_of(keys):
+            self._siblings.setdefault(form.begin, set()).update(some)
+            columns.keys.extend(zip(*map(repeat, outer), some, strict=False))  # as many as `some` has
+            columns.kinds.extend(repeat(columns.kinds[-1], len(some)))
+            columns.types.extend(repeat(columns.types[-1], len(some)))
+
+        return len(keys) * len(form.example)
+
+    def add_texts(self, entries: Mapping[str, _Texts]) -> None:
+        """Add entries by their names, the JSON of their key paths and of their values.
 
         A path is cut before its last key: siblings have all above it in common, and keys such as `bias` are
         in many places. The cut cannot be inside a string, since that has no bare quote mark. So the whole is
@@ -381,7 +434,8 @@ class _Collected:
         paths, types = self._paths, self._types
         keys: list[KeyPath] = []
         numbers: list[tuple[int, ...]] = []
-        for entry in entries:
+        self._names.update(entries)
+        for entry in entries.values():
             above, cut, last = bytes(entry.key_metadata).rpartition(_BEFORE_KEY)
             outer, inner = paths.get(above), paths.get(last)
             if outer is None:
@@ -593,9 +647,7 @@ def _decode_usual_arrays(data: bytes) -> dict[str, str]:
     if not data.startswith(_ARRAYS_START) or not data.endswith(_ARRAYS_END):
         raise UnusualFormError
 
-    slices = decode_slices(
-        _ITEMS, data, len(_ARRAYS_START), len(data) - len(_ARRAYS_END), _BETWEEN_ARRAYS, b"[]"
-    )
+    slices = Slices(_ITEMS, data, len(_ARRAYS_START), len(data) - len(_ARRAYS_END), _BETWEEN_ARRAYS, b"[]")
     return {name: implementation for items, _ in slices for name, implementation in _random_keys(items)}
 
 

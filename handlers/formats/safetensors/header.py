@@ -38,6 +38,7 @@ from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.integrity import Checksums
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.untrusted import (
+    Slices,
     UnusualFormError,
     add_distinct,
     as_list,
@@ -45,7 +46,6 @@ from penstock.handlers.formats.untrusted import (
     as_shape,
     as_string,
     check_unicode,
-    decode_slices,
     distinct_members,
     is_beyond_memory,
 )
@@ -165,7 +165,7 @@ def _decode_usual(data: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
     metadata: dict[str, str] = {}
     if data.startswith(_METADATA_START):
         stop = data.find(_METADATA_END)
-        for texts, _ in decode_slices(_TEXTS, data, len(_METADATA_START), stop, b'","'):
+        for texts, _ in Slices(_TEXTS, data, len(_METADATA_START), stop, b'","'):
             add_distinct(metadata, texts)
         start = stop + 2
 
@@ -173,7 +173,7 @@ def _decode_usual(data: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
         raise UnusualFormError
 
     found: dict[str, _Entry] = {}
-    for entries, part in decode_slices(_ENTRIES, data, start, end, b']},"'):
+    for entries, part in Slices(_ENTRIES, data, start, end, b']},"'):
         if part.count(b'"') != _N_QUOTES * len(entries):
             raise UnusualFormError  # members of its own, or one of them twice
         add_distinct(found, entries)

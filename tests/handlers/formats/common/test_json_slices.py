@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.json import Decoder
 
-from penstock.handlers.formats.untrusted import SLICE_BYTES, UnusualFormError, decode_object, decode_slices
+from penstock.handlers.formats.untrusted import SLICE_BYTES, Slices, UnusualFormError, decode_object
 
 ANY: Decoder[dict[str, Any]] = Decoder(dict[str, Any])
 LISTS: Decoder[list[Any]] = Decoder(list[Any])
@@ -42,7 +42,7 @@ def test_the_usual_form_is_cut(n: int, form: tuple[str, str]) -> None:
     document = {f"name {at}": {"a": {"b": at}} for at in range(n)}
     data = json.dumps(document, separators=form).encode()
 
-    parts = [part for _, part in decode_slices(ANY, data, 1, len(data) - 1, b'}},"')]
+    parts = [part for _, part in Slices(ANY, data, 1, len(data) - 1, b'}},"')]
 
     assert decode_object(ANY, data, b'}},"') == document
     assert len(parts) == {0: 0, 1: 1, 2: 1}.get(n, len(parts))
@@ -54,7 +54,7 @@ def test_an_array_is_cut() -> None:
     entries = [{"a": {"b": at}} for at in range(10_000)]
     data = json.dumps(entries).encode()
 
-    parts = list(decode_slices(LISTS, data, 1, len(data) - 1, b"}},{", b"[]"))
+    parts = list(Slices(LISTS, data, 1, len(data) - 1, b"}},{", b"[]"))
 
     assert [entry for found, _ in parts for entry in found] == entries
     assert len(parts) > 1

@@ -73,6 +73,88 @@ def test_siblings_share_the_keys_above_them_and_equal_leaves_their_type() -> Non
     assert len({id(type_) for type_ in found.types}) == 1
 
 
+siblings = st.lists(
+    st.tuples(
+        st.lists(st.tuples(texts, st.integers(1, 2)), max_size=2, unique_by=lambda step: step[0]),
+        st.sampled_from(["w", "é", "", "it's", "a, "]),
+        st.integers(1, 2),
+        st.sampled_from([None, [3]]),
+        st.integers(30, 70),
+    ),
+    max_size=3,
+)
+
+
+@given(siblings, entries)
+def test_siblings_are_read_alike_in_every_form(containers: list[Any], others: list[Any]) -> None:
+    rows = [
+        ([*outer, (f"{key}{at:03d}", kind)], "jax.Array", False, shape)
+        for outer, key, kind, shape, n in containers
+        for at in range(n)
+    ]
+    data = document([*rows, *others])
+
+    assert decode_entries("p", data) == _decode_any("p", data)
+
+
+def _of_siblings(*names: str) -> bytes:
+    return document([([("a", 2), (name, 2)], "jax.Array", False, [3]) for name in names])
+
+
+_HUNDRED = [f"w{at:02d}" for at in range(100)]
+
+
+@pytest.mark.parametrize("at", [1, 31, 32, 33, 98, 99])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\"('a', 'w%02d')\"", b"\"('a', 'x%02d')\""),  # a name, which only has to be another one
+        (b'{"key": "w%02d"', b'{"key": "x%02d"'),
+        (b'"w%02d", "key_type": 2', b'"w%02d", "key_type": 1'),
+        (b'{"key": "w%02d", "key_type": 2}', b'{"key": "w%02d", "key_type": 2, "x": 1}'),
+        (b'{"key": "w%02d", ', b'{"key":  "w%02d", '),
+    ],
+    ids=["name", "key", "kind", "member", "blank"],
+)
+def test_an_entry_among_siblings_that_differs_is_read_as_it_is(old: bytes, new: bytes, at: int) -> None:
+    data = _of_siblings(*_HUNDRED)
+    assert data.count(old % at) == 1
+    changed = data.replace(old % at, new % at)
+
+    assert decode_entries("p", changed) == _decode_any("p", changed)
+
+
+@pytest.mark.parametrize("at", [1, 31, 32, 33, 98, 99])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"w%02d", b"w\x00%01d"),
+        (b"w%02d", b'w"%01d'),
+        (b"w%02d", b"w\\%01d"),
+        (b"w%02d", b"w\xff%01d"),
+        (b'"key": "w%02d", "key_type": 2', b'"key": "w%02d", "key_type": 3'),
+    ],
+    ids=["control", "quote", "escape", "no text", "kind"],
+)
+def test_damage_among_siblings_is_noticed(old: bytes, new: bytes, at: int) -> None:
+    data = _of_siblings(*_HUNDRED)
+    with pytest.raises(CorruptCheckpointError):
+        decode_entries("p", data.replace(old % at, new % (at % 10 if new.count(b"01d") else at)))
+
+
+@pytest.mark.parametrize(
+    "names", [[*_HUNDRED, "w00"], [*_HUNDRED, "w50"], ["w50", "x", *_HUNDRED], [*_HUNDRED] * 2]
+)
+def test_a_name_among_siblings_that_occurs_twice_is_noticed(names: list[str]) -> None:
+    parts = [_of_siblings(name).removeprefix(_START).removesuffix(_REST) for name in names]
+    data = _START + b", ".join(parts) + _REST
+    with pytest.raises(CorruptCheckpointError, match="occurs twice"):
+        decode_entries("p", data)
+
+
+_START, _REST = b'{"tree_metadata": {', b'}, "use_ocdbt": true}'
+
+
 def test_numbers_that_only_python_writes_are_read() -> None:
     data = document([([("a", 2)], "scalar", False, None)], custom_metadata={"loss": float("nan")})
     assert b"NaN" in data
