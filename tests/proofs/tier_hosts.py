@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 from threading import Thread
@@ -32,6 +33,7 @@ import anyio
 from tests.cloud.server_processes import running_on_free_ports
 from tests.cloud.servers import ENVIRONMENT, Server, program, seaweedfs_command, wait_for_bucket
 from tests.proofs.crash_loop import fork
+from tests.proofs.forked_keepers import run_forked_keeper
 
 from penstock.keeper.process import arguments
 from penstock.kernel.protocols.coordinator import KeyValues
@@ -143,7 +145,7 @@ class Host:
         self.disk = self.folder / "disk"
         self.socket = str(self.folder / "keeper")
         self.door = self.socket  #: by which trainings reach the keeper
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._keeper: int | None = None  # the process
         self.disk.mkdir(parents=True)
         os.chmod(self.folder, 0o700)
         if network is not None:
@@ -163,13 +165,23 @@ class Host:
             _call("mount", None, b"/", None, _PRIVATE, None)
             _call("mount", bytes(self.folder / "hosts"), b"/etc/hosts", None, _BIND, None)
 
-    def start(self) -> None:
-        """Start its keeper, unless it runs."""
+    def start(self, *, forked: bool = True) -> None:
+        """Start its keeper, unless it runs.
+
+        Args:
+            forked: Whether it is a fork of this process, which runs no thread, and so is what finishes steps.
+        """
         if self._keeper is None:
-            given = arguments(self.socket, 2**28, float("inf"), detached=False)
-            command = [sys.executable, "-m", "penstock.keeper", *given]
-            # This process runs no thread.
-            self._keeper = subprocess.Popen(command, preexec_fn=self.enter)
+            self._keeper = fork(partial(self._keep, forked), -1)
+
+    def _keep(self, forked: bool, _: int) -> None:
+        self.enter()
+        given = arguments(self.socket, 2**28, float("inf"), detached=False)
+        if not forked:
+            os.execv(sys.executable, [sys.executable, "-m", "penstock.keeper", *given])
+
+        status = run_forked_keeper(given)
+        assert status == 0, f"a keeper ended with status {status}"
 
     def wait_started(self) -> None:
         """Return once its keeper listens: a training would start another one."""
@@ -186,13 +198,13 @@ class Host:
     def keeper_process(self) -> int:
         """The keeper's process."""
         assert self._keeper is not None, "it runs"
-        return self._keeper.pid
+        return self._keeper
 
     def lose_keeper(self) -> None:
         """Kill its keeper. What that has begun, to finish the steps of a job, goes on."""
         if self._keeper is not None:
-            self._keeper.kill()
-            self._keeper.wait()
+            os.kill(self._keeper, signal.SIGKILL)
+            os.waitpid(self._keeper, 0)
             self._keeper = None
 
     def lose(self) -> None:

@@ -29,6 +29,7 @@ staged. `make tiers-proof`.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -73,6 +74,9 @@ FROZEN: Final = np.arange(100_000, dtype=np.float32)
 
 LEASE_S: Final = 2.0
 FINISHED_S: Final = 300.0
+REAL_EACH: Final = 10
+"""Of so many jobs one finds lost keepers replaced by programs that are started. Others are forks."""
+
 AFTER: Final = 3
 """So many steps are kept after what breaks for a while, by each process."""
 
@@ -287,7 +291,7 @@ class Round:
         self._n_peers = min(rng.choice((1, 1, 2)), n_hosts - 1) if n_peers is None else n_peers
         setting = Setting(world.root, number, self._n_peers, world.n_processes, world.services)
         for host in world.hosts:
-            host.start()
+            host.start(forked=bool(number % REAL_EACH))
         for host in world.hosts:
             host.wait_started()
 
@@ -566,14 +570,14 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def import_all(folder: Path) -> None:
     """Import what a training imports, so that none has to. One that is forked for that finds out what."""
-    for name in (*LOADED, "obstore.store", "penstock.steps.peers"):
+    for name in (*LOADED, "obstore.store", "penstock.steps.peers", "penstock.steps.finishing"):
         import_module(name)
 
     read, write = os.pipe()
 
     async def try_out(out: int) -> None:
         host = Host(folder, 0, None)
-        host.start()
+        host.start(forked=False)  # it would be in this loop
         host.wait_started()
         try:
             os.environ["PENSTOCK_STORE__KEEPER__SOCKET"] = host.socket
@@ -600,6 +604,9 @@ def import_all(folder: Path) -> None:
     assert names, "a training that is tried out fails"
     for name in names:
         import_module(name)
+
+    gc.collect()
+    gc.freeze()  # or the collector of each fork would touch all of it, and so copy its pages
 
 
 def break_all(worlds: Sequence[World], options: argparse.Namespace, rng: random.Random) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 
 import pytest
 from anyio import EndOfStream, create_task_group, fail_after, to_thread
@@ -11,7 +12,7 @@ from anyio import EndOfStream, create_task_group, fail_after, to_thread
 from penstock.config import TierOptions
 from penstock.errors import ConfigError, SpecError
 from penstock.steps import Memory
-from penstock.steps.peers import Peer, _connected, _Connection, chosen_peers, next_to_send
+from penstock.steps.peers import Peer, _connected, _Connection, _own_address, chosen_peers, next_to_send
 
 
 def on(*hosts: str) -> dict[int, Peer]:
@@ -124,3 +125,53 @@ async def test_nobody_listens_is_an_error_of_the_system() -> None:
 
     with pytest.raises(OSError, match="refused"), await _connected(Peer("a", *address)) as connection:
         await connection.frame(1)
+
+
+async def test_the_address_is_the_one_that_the_name_service_knows_for_this_host() -> None:
+    asked: list[str] = []
+
+    def look_up(name: str) -> str:
+        asked.append(name)
+        return "10.1.2.3"
+
+    assert await _own_address(look_up) == "10.1.2.3"
+    assert asked == [socket.gethostname()]
+
+
+def local_address(_: str) -> str:
+    return "127.0.1.1"
+
+
+def unknown_name(_: str) -> str:
+    raise socket.gaierror("this name is not known")
+
+
+@pytest.mark.parametrize("look_up", [local_address, unknown_name])
+async def test_a_name_service_that_knows_no_address_for_others_is_not_believed(
+    look_up: Callable[[str], str],
+) -> None:
+    assert await _own_address(look_up) == routed_address()
+
+
+async def test_a_name_service_that_does_not_answer_is_not_waited_for() -> None:
+    answered = threading.Event()
+
+    def look_up(_: str) -> str:
+        answered.wait()
+        return "10.1.2.3"
+
+    try:
+        with fail_after(20):
+            assert await _own_address(look_up, within_s=0.01) == routed_address()
+    finally:
+        answered.set()
+
+
+def routed_address() -> str:
+    """Return the address of this host's default route, or that of itself alone if it has none."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import platform
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -422,7 +422,7 @@ async def test_a_tier_serves_one_root(paths: Paths, tmp_path: Path) -> None:
         "root": str(paths.root),
         "tiers": [str(paths.tier)],
         "names": [None, None],
-        "host": platform.node(),
+        "host": socket.gethostname(),
     }
     assert found == written
     assert json.loads((paths.root / "_PENSTOCK_TIER.json").read_text()) == written

@@ -22,7 +22,6 @@ __all__ = ("PeerCopies", "chosen_peers", "next_to_send")
 import hmac
 import json
 import os
-import platform
 import secrets
 import socket
 import struct
@@ -67,6 +66,8 @@ _BLOCK: Final = 2**20  # of a file, by one system call
 _IDLE_S: Final = 60.0
 """A peer that takes or sends nothing for so long is given up."""
 _AGAIN_S: Final = 1.0
+_NAME_S: Final = 2.0
+"""A name service that does not answer takes 10 s and more, and all processes would wait for it."""
 _ANSWER_BYTES: Final = 4096
 _KEPT: Final = b"kept"
 _CALL_TIMEOUT: Final = struct.pack("@ll", 0, 200_000)
@@ -152,7 +153,7 @@ class PeerCopies:
         """
         with socket.create_server(("", 0)) as listener:
             listener.setblocking(False)
-            here = Peer(self.host, await self._threads.run(_own_address), int(listener.getsockname()[1]))
+            here = Peer(self.host, await _own_address(), int(listener.getsockname()[1]))
             await self._meet(operation(), here)
             n_others = len(self._targets)
             if n_others < self.count:
@@ -465,10 +466,17 @@ def _reading() -> Generator[None]:
         raise CoordinationError(f"what another process says of peers cannot be read: {error}") from error
 
 
-def _own_address() -> str:
-    """Return the address by which other hosts reach this one: that of its name, or of its default route."""
-    with suppress(OSError):
-        found = socket.gethostbyname(platform.node())
+async def _own_address(
+    look_up: Callable[[str], str] = socket.gethostbyname, within_s: float = _NAME_S
+) -> str:
+    """Return the address by which other hosts reach this one: that of its name, or of its default route.
+
+    Args:
+        look_up: Returns the address of a name. Blocking; it is left alone if it takes too long.
+        within_s: How long it may take.
+    """
+    with suppress(OSError), move_on_after(within_s):
+        found = await Threads(1).leaving_calls(0.0).run(look_up, socket.gethostname())
         if not found.startswith("127."):
             return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 __all__ = ("HeldSteps", "Level", "Promoting", "Promotions")
 
 import os
-import platform
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -157,7 +157,7 @@ class Level:
     @property
     def host(self) -> str:
         """The host whose memory it is, for a tier in a keeper."""
-        return f"{platform.node()} {'' if self._keeper is None else self._keeper.socket}"
+        return f"{socket.gethostname()} {'' if self._keeper is None else self._keeper.socket}"
 
     async def check(self) -> None:
         """Raise `StorageError` if the tier cannot be used any more, as one in a keeper that is lost."""

@@ -22,7 +22,7 @@ __all__ = (
 
 import json
 import os
-import platform
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class TierRecord:
     names: StepNames | None = None  #: of step directories; None if they have a format of the caller's
     processes: tuple[int, ...] = ()  #: that save together; none for a process alone
     local_root: str | None = None  #: where each of them has a disk of its own
-    host: str = field(default_factory=platform.node)  #: that wrote it: disks and memory are of that one
+    host: str = field(default_factory=socket.gethostname)  #: that wrote it: disks and memory are of that one
 
     @property
     def n_processes(self) -> int:
@@ -220,7 +220,7 @@ def nearest_checkpoint(path: str | os.PathLike[str]) -> str:
 
 
 def _level(label: str, path: str, record: TierRecord) -> SeenLevel:
-    is_elsewhere = record.host not in ("", platform.node())
+    is_elsewhere = record.host not in ("", socket.gethostname())
     try:
         store = store_at(path)
         own = read_record(store, path)
