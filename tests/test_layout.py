@@ -331,6 +331,7 @@ IS_ALSO_ABOUT = {
     "orbax_face/test_type_registry.py": ("checkpointer", "handlers.leaves"),
     "processes": ("handlers.formats", "orbax"),
     "proofs": ("checkpointer", "handlers", "keeper", "kernel", "stages", "testing"),
+    "proofs/forked_keepers.py": ("steps",),
     "proofs/tiers.py": ("steps", "stores"),
     "release/test_release.py": ("handlers.formats",),
     "stages/joint/test_part_columns.py": ("handlers", "stages.messages"),

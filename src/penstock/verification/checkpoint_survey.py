@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("CheckpointSurvey", "compare_documents", "recorded_directories", "survey_checkpoint")
 
 import os
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -88,10 +88,11 @@ def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSu
     if not items:
         found.findings.append(Finding("unchecked", path, "holds no item that penstock knows"))
 
-    recorded = _compare_documents(store, path, found)
+    files = list(_files_below(store, path))
+    recorded = _compare_documents(store, path, files, found)
     skipped = {contents.gone or ""} if item is None else names - {item}
-    for file in _files_below(store, path, skipped):
-        if file in recorded or os.path.basename(file) in _MARKS:
+    for file in files:
+        if file in recorded or os.path.basename(file) in _MARKS or file.partition("/")[0] in skipped:
             continue
         if not _belongs_to(file, surveys, lambda survey: survey.accounts_for):
             problem = "belongs to no leaf that penstock knows, and no checksum was recorded of it"
@@ -103,15 +104,21 @@ def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSu
         found.findings.append(Finding("unchecked", os.path.join(path, file), problem))
 
 
-def _compare_documents(store: Store, path: str, found: CheckpointSurvey) -> set[str]:
+def _compare_documents(store: Store, path: str, files: Iterable[str], found: CheckpointSurvey) -> set[str]:
     """Compare every document with its digest; those of an item may be recorded in the item itself.
+
+    Args:
+        store: Where.
+        path: Of the checkpoint.
+        files: All its files, named from it.
+        found: What is known of it; findings are added.
 
     Returns:
         All that have a digest, named from the checkpoint.
     """
     known = {finding.file for finding in found.findings}
     recorded: set[str] = set()
-    for directory in recorded_directories(store, path):
+    for directory in _recorded(path, files):
         documents, findings = compare_documents(store, directory)
         found.n_documents += len(documents)
         found.findings += [finding for finding in findings if finding.file not in known]
@@ -143,7 +150,11 @@ def compare_documents(store: Store, directory: str) -> tuple[Collection[str], li
 
 def recorded_directories(store: Store, path: str) -> list[str]:
     """Return the checkpoint itself, and every directory in it that has its own record of digests."""
-    inside = [os.path.dirname(file) for file in _files_below(store, path) if _is_record(file)]
+    return _recorded(path, _files_below(store, path))
+
+
+def _recorded(path: str, files: Iterable[str]) -> list[str]:
+    inside = [os.path.dirname(file) for file in files if _is_record(file)]
     return [path, *[os.path.join(path, name) for name in inside if name]]
 
 
@@ -253,13 +264,8 @@ def _belongs_to(
     return item in surveys and question(surveys[item])(rest)
 
 
-def _files_below(store: Store, path: str, skipped: Container[str] = ()) -> Iterator[str]:
-    """Yield every file of a checkpoint, named from it, except for some entries at its top.
-
-    Args:
-        store: Where.
-        path: Of the checkpoint.
-        skipped: Names at its top to leave out.
+def _files_below(store: Store, path: str) -> Iterator[str]:
+    """Yield every file of a checkpoint, named from it.
 
     Raises:
         CorruptCheckpointError: If links make too many paths.
@@ -274,11 +280,10 @@ def _files_below(store: Store, path: str, skipped: Container[str] = ()) -> Itera
             continue  # a link to a directory around it
 
         entered.enter(directory)
-        for entry in store.list_directory(directory):
-            inner = f"{name}/{entry}" if name else entry
-            if not name and entry in skipped:
-                continue
-            if store.kind(os.path.join(path, inner)) == "directory":
-                pending.append((inner, above | {identity}))
+        entries = [f"{name}/{entry}" if name else entry for entry in store.list_directory(directory)]
+        sizes = store.file_sizes([os.path.join(path, entry) for entry in entries])
+        for entry, size in zip(entries, sizes, strict=True):
+            if size == -1:
+                pending.append((entry, above | {identity}))
             else:
-                yield inner
+                yield entry
