@@ -26,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.formats.zarr import ArrayFormat, GridKeys, prefix_of
+from penstock.handlers.ocdbt.index import KeyTable
+from penstock.kernel.concurrency.brief_steps import parts_of
 from penstock.kernel.errors import SpecError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 
@@ -67,7 +69,7 @@ class LeafTable:
     kinds: Sequence[tuple[KeyKind, ...]]
     specs: Sequence[LeafSpec]
     formats: Sequence[ArrayFormat | None]  #: None for leaves without array bytes and for those in `details`
-    rows: Mapping[bytes, int]  #: of the keys in the index
+    index_keys: KeyTable = field(default_factory=lambda: KeyTable([]))
     details: Mapping[int, object] = field(default_factory=dict[int, object])
     """`StoredLeaf.detail`, by number, of the few leaves whose bytes are outside zarr arrays."""
 
@@ -91,8 +93,10 @@ class LeafTable:
                 continue
             if n_chunks == 1:
                 key = form.chunk_key((0,) * len(form.shape)).encode()
-                names = [".".join(self.keys[number]) for number in numbers]
-                first[numbers] = [self.rows.get(prefix_of(name).encode() + key, -1) for name in names]
+                for some in parts_of(numbers):
+                    names = [".".join(self.keys[number]) for number in some]
+                    found = self.index_keys.find([prefix_of(name).encode() + key for name in names])
+                    first[some] = [-1 if row is None else row for row in found]
             else:
                 keys = GridKeys(form.grid_shape, form.chunk_key)
                 others |= {number: self._all_rows(number, keys) for number in numbers}
@@ -101,18 +105,17 @@ class LeafTable:
         counts[list(others)] = list(map(len, others.values()))
         starts, rows = np.cumsum(counts) - counts, np.zeros(int(counts.sum()), np.int64)
         rows[starts[first >= 0]] = first[first >= 0]
-        for number, found in others.items():
-            rows[starts[number] : starts[number] + len(found)] = found
+        for number, chunks in others.items():
+            rows[starts[number] : starts[number] + len(chunks)] = chunks
 
         return ChunkRows(rows, counts)
 
     def _all_rows(self, number: int, keys: Iterable[bytes]) -> list[int]:
         """Return the rows of the chunks of a leaf; none if one is missing."""
         prefix = prefix_of(".".join(self.keys[number])).encode()
-        try:
-            return list(map(self.rows.__getitem__, map(prefix.__add__, keys)))
-        except KeyError:  # an error when the leaf is restored alone
-            return []
+        found = self.index_keys.find(list(map(prefix.__add__, keys)))
+        rows = [row for row in found if row is not None]
+        return rows if len(rows) == len(found) else []  # an error when the leaf is restored alone
 
 
 @final
@@ -140,7 +143,6 @@ class StoredLeaves(Sequence[StoredLeaf]):
             kinds=[leaf.info.kinds for leaf in known],
             specs=[leaf.spec for leaf in known],
             formats=[None] * len(known),
-            rows={},
             details={at: leaf.detail for at, leaf in enumerate(known)},
         )
         return cls(directory, table)

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import islice
 from operator import add, gt, lt
 from typing import Any, Final, NoReturn, final
 from urllib.parse import quote, unquote
@@ -108,7 +108,7 @@ def read_index(store: Store, directory: str, known: RememberedKeys | None = None
         manifest, origin = database.manifest()
         root = manifest.root
         if root is None:
-            return Index(KeyTable.of([]), [])
+            return Index(KeyTable([]), [])
 
         nodes, values = database.leaves(root)
 
@@ -437,31 +437,31 @@ def decode_node(
 
 def _values(cursor: Cursor, files: list[DataFileId], count: int) -> Values:
     """Read the values of a leaf. An inline value's offset is the length of the inline values before it."""
-    lengths = cursor.varints(count)
-    kinds = cursor.varints(count)
-    if max(kinds) > 1:
-        raise cursor.origin.corrupt(f"value of kind {max(kinds)}")
+    lengths, kinds = cursor.column(count), cursor.column(count)
+    if kinds.max() > 1:
+        raise cursor.origin.corrupt(f"value of kind {kinds.max()}")
 
-    n_indirect = sum(kinds)
-    ids = cursor.varints(n_indirect)
-    offsets = cursor.varints(n_indirect)
-    if not all(file_id < len(files) and files[file_id].path for file_id in set(ids)):
+    indirect = kinds == 1
+    n_indirect = int(np.count_nonzero(indirect))
+    ids, offsets = cursor.column(n_indirect), cursor.column(n_indirect)
+    used: list[int] = np.unique(ids).tolist()
+    if not all(file_id < len(files) and files[file_id].path for file_id in used):
         raise cursor.origin.corrupt("a value in a data file that the node does not name")
 
-    inline = cursor.take(sum([length for length, kind in zip(lengths, kinds, strict=True) if not kind]))
-    lengths_there = compress(lengths, kinds)
-    for offset, length in zip(offsets, lengths_there, strict=True):
-        if offset + length > MAX_OFFSET:
-            raise cursor.origin.corrupt(f"a value of {length} bytes at {offset}")
+    here = np.where(indirect, 0, lengths)
+    if here.sum(dtype=np.float64) > MAX_OFFSET:  # before they are added up in 64 bits
+        raise cursor.origin.corrupt("inline values that are longer than any file")
 
-    sizes = np.fromiter(lengths, np.int64, count)
-    indirect = np.fromiter(kinds, np.bool_, count)
-    here = np.where(indirect, 0, sizes)
+    inline, there = cursor.take(int(here.sum())), lengths[indirect]
+    beyond = np.flatnonzero(offsets > MAX_OFFSET - there)
+    if beyond.size:
+        raise cursor.origin.corrupt(f"a value of {there[beyond[0]]} bytes at {offsets[beyond[0]]}")
+
     places = np.cumsum(here) - here
-    places[indirect] = np.fromiter(offsets, np.int64, n_indirect)
+    places[indirect] = offsets
     numbers = np.full(count, -1, np.int64)
-    numbers[indirect] = np.fromiter(ids, np.int64, n_indirect)
-    return Values([file.path for file in files], inline, numbers, places, sizes)
+    numbers[indirect] = ids
+    return Values([file.path for file in files], inline, numbers, places, lengths)
 
 
 def decode_keys(
@@ -716,7 +716,7 @@ def salvage_index(store: Store, directory: str, data_folder: str) -> SalvagedInd
 
         nodes, values = database.leaves(root, note)
 
-    return SalvagedIndex(Index(KeyTable.of([key for keys in nodes for key in keys]), values), problems)
+    return SalvagedIndex(Index(KeyTable([key for keys in nodes for key in keys]), values), problems)
 
 
 def _recorded_root(database: Database) -> NodeReference | None:

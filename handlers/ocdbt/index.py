@@ -11,7 +11,8 @@ __all__ = ("BYTES_OF_A_KEY", "Index", "KeyTable", "RememberedKeys", "Values")
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -28,22 +29,36 @@ BYTES_OF_A_KEY: Final = 100  # overhead of a key and its row, without the key's 
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class KeyTable:
     """The keys of a database, in ascending order. It is shared, so it must not be changed."""
 
     keys: list[bytes]
-    rows: Mapping[bytes, int]  #: position of each key in `keys`
 
-    @classmethod
-    def of(cls, keys: list[bytes]) -> KeyTable:
-        """Make the table of some keys, which must be in ascending order."""
+    @cached_property
+    def rows(self) -> Mapping[bytes, int]:
+        """The position of each key in `keys`. It is made where it is first asked for."""
         rows: dict[bytes, int] = {}
-        for start in range(0, len(keys), _SLICE):  # one long call would hold the interpreter
-            part = keys[start : start + _SLICE]
+        for start in range(0, len(self.keys), _SLICE):  # one long call would hold the interpreter
+            part = self.keys[start : start + _SLICE]
             rows.update(zip(part, range(start, start + len(part)), strict=True))
 
-        return cls(keys, rows)
+        return rows
+
+    def find(self, wanted: Sequence[bytes]) -> Sequence[int | None]:
+        """Return the row of each key, None of those that are not there.
+
+        Arrays of one kind have as many keys each. So what is wanted of each of them is at equal distances,
+        if it is asked for in order, and no table of a million keys has to be made to find it.
+        """
+        if len(wanted) > 1:
+            first, second = bisect_left(self.keys, wanted[0]), bisect_left(self.keys, wanted[1])
+            rows = range(first, first + max(second - first, 1) * len(wanted), max(second - first, 1))
+            if self.keys[first : rows.stop : rows.step] == wanted:
+                return rows
+
+        row_of = self.rows.get
+        return [row_of(key) for key in wanted]
 
 
 @final
@@ -70,7 +85,7 @@ class RememberedKeys:
         identity = ByIdentity(*nodes)
         found = self._tables.get(identity)
         if found is None:
-            found = KeyTable.of([key for keys in nodes for key in keys])
+            found = KeyTable([key for keys in nodes for key in keys])
             nbytes = sum(map(len, found.keys)) + BYTES_OF_A_KEY * len(found.keys)
             self._tables.put(identity, found, nbytes)
 
@@ -110,6 +125,24 @@ class Values:
         return cls(list(files), bytes(inline), columns[:, 0], columns[:, 1], columns[:, 2])
 
 
+_MANY_ALIKE: Final = 64  # values of one length, which are compared as a table of bytes
+
+
+def _heads_of_equal(data: bytes, starts: Column, sizes: Column) -> Column:
+    """Return the places of the values that are not known to be equal to the one before."""
+    follows = (sizes[1:] == sizes[:-1]) & (starts[1:] == starts[:-1] + sizes[:-1])
+    breaks: list[int] = (np.flatnonzero(~follows) + 1).tolist()
+    differs = np.ones(len(sizes), np.bool_)
+    for begin, end in pairwise([0, *breaks, len(sizes)]):
+        nbytes = int(sizes[begin]) if end - begin >= _MANY_ALIKE else 0
+        for at in range(begin, end - 1, _SLICE) if nbytes else ():
+            n = min(_SLICE + 1, end - at)
+            table = np.frombuffer(data, np.uint8, n * nbytes, int(starts[at])).reshape(n, nbytes)
+            differs[at + 1 : at + n] = (table[1:] != table[:-1]).any(axis=1)
+
+    return np.flatnonzero(differs)
+
+
 @final
 class Index(Mapping[bytes, Value]):
     """All keys of a database, each with its `Value`. Immutable.
@@ -119,7 +152,7 @@ class Index(Mapping[bytes, Value]):
         parts: Their values, in the order of the keys; each part covers the next few keys.
     """
 
-    __slots__ = ("_inline", "_keys", "files", "ids", "lengths", "offsets", "rows")
+    __slots__ = ("_inline", "_keys", "files", "ids", "lengths", "offsets", "table")
 
     def __init__(self, table: KeyTable, parts: Iterable[Values]) -> None:
         files: dict[str, int] = {}
@@ -130,8 +163,10 @@ class Index(Mapping[bytes, Value]):
         for part in parts:
             numbers = np.array([*[files.setdefault(file, len(files)) for file in part.files], -1], np.int64)
             here = np.flatnonzero(part.ids < 0)
+            heads = _heads_of_equal(part.inline, part.offsets[here], part.lengths[here])
             found: list[int] = []
-            for start, nbytes in zip(part.offsets[here].tolist(), part.lengths[here].tolist(), strict=True):
+            rows = here[heads]
+            for start, nbytes in zip(part.offsets[rows].tolist(), part.lengths[rows].tolist(), strict=True):
                 value = part.inline[start : start + nbytes]
                 at = known.get(value)
                 if at is None:
@@ -141,13 +176,13 @@ class Index(Mapping[bytes, Value]):
                 found.append(at)
 
             places = part.offsets.copy()
-            places[here] = found
+            places[here] = np.repeat(np.array(found, np.int64), np.diff(heads, append=len(here)))
             ids.append(numbers[part.ids])
             offsets.append(places)
             lengths.append(part.lengths)
 
         self._keys = table.keys
-        self.rows = table.rows  #: the row of each key
+        self.table = table
         self.files = list(files)  #: data files, relative to the database's directory
         self.ids = np.concatenate(ids)  #: index into `files`; -1 if inline
         self.offsets = np.concatenate(offsets)
@@ -158,10 +193,10 @@ class Index(Mapping[bytes, Value]):
     def of(cls, values: Mapping[bytes, Value]) -> Index:
         """Make an index from a mapping of a few keys."""
         ordered = sorted(values)
-        return cls(KeyTable.of(ordered), [Values.of([values[key] for key in ordered])])
+        return cls(KeyTable(ordered), [Values.of([values[key] for key in ordered])])
 
     def __getitem__(self, key: bytes) -> Value:
-        return self.value(self.rows[key])
+        return self.value(self.table.rows[key])
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._keys)
@@ -190,10 +225,11 @@ class Index(Mapping[bytes, Value]):
 
         return Indirect(self.files[file], offset, length)
 
-    def inline_places(self, rows: list[int]) -> list[int]:
+    def inline_places(self, rows: Sequence[int]) -> list[int]:
         """Number the values of many rows: alike for equal inline ones, -1 for empty and for all others."""
-        is_inline = (self.ids[rows] < 0) & (self.lengths[rows] > 0)
-        places: list[int] = np.where(is_inline, self.offsets[rows], -1).tolist()
+        at = np.asarray(rows, np.int64)
+        is_inline = (self.ids[at] < 0) & (self.lengths[at] > 0)
+        places: list[int] = np.where(is_inline, self.offsets[at], -1).tolist()
         return places
 
     @property
@@ -208,7 +244,7 @@ class Index(Mapping[bytes, Value]):
         """
         inline = self.ids < 0
         places = self.offsets[inline].tobytes(), self.lengths[inline].tobytes()
-        return ByIdentity(self.rows), self._inline, inline.tobytes(), places
+        return ByIdentity(self.table), self._inline, inline.tobytes(), places
 
     def needed(self) -> dict[str, int]:
         """Return the least length of each data file, in bytes."""

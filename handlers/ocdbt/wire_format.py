@@ -178,7 +178,7 @@ def unseal(origin: Origin, magic: bytes, data: bytes) -> tuple[int, Cursor]:
     return method, cursor
 
 
-def _long_varints(data: bytes, start: int, end: int, count: int) -> tuple[int, list[int]] | None:
+def _long_varints(data: bytes, start: int, end: int, count: int) -> tuple[int, npt.NDArray[np.int64]] | None:
     """Read a column of varints of at most 63 bits each.
 
     Returns:
@@ -200,7 +200,7 @@ def _long_varints(data: bytes, start: int, end: int, count: int) -> tuple[int, l
         there = np.flatnonzero(sizes > at)
         numbers[there] |= (encoded[starts[there] + at] & 0x7F).astype(np.int64) << (7 * at)
 
-    return start + int(ends[-1]), numbers.tolist()
+    return start + int(ends[-1]), numbers
 
 
 @final
@@ -231,7 +231,8 @@ class Cursor:
         position = self._position - count
         if count > _FEW and (found := _long_varints(self._data, position, self._end, count)):
             self._position, column = found
-            return column
+            listed: list[int] = column.tolist()
+            return listed
 
         numbers: list[int] = []
         for _ in range(count):
@@ -255,6 +256,25 @@ class Cursor:
 
         self._position = position
         return numbers
+
+    def column(self, count: int) -> npt.NDArray[np.int64]:
+        """Read a column of `count` varints of at most 63 bits."""
+        start = self._position
+        short = self.take(count)
+        if short.isascii():
+            return np.frombuffer(short, np.uint8).astype(np.int64)
+
+        found = _long_varints(self._data, start, self._end, count)
+        if found is not None:
+            self._position, column = found
+            return column
+
+        self._position = start
+        numbers = self.varints(count)
+        if max(numbers) > MAX_OFFSET:
+            raise self.origin.corrupt("a number of more than 63 bits")
+
+        return np.array(numbers, np.int64)
 
     def finish(self) -> None:
         """Check that no bytes are left over."""

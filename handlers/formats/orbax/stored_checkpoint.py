@@ -135,7 +135,7 @@ class OrbaxCheckpoint:
         if array is None:
             return 0
 
-        grid, rows = array.format.grid_shape, self.index.rows
+        grid, rows = array.format.grid_shape, self.index.table.rows
         if math.prod(grid) > len(self.index):  # a grid may be as large as its document says
             found = [row for _, row in stored_rows(self.index, array, tuple([(0, n) for n in grid]))]
         else:
@@ -720,7 +720,7 @@ def chunk_boxes(index: Index, array: StoredArray, grid: Bounds) -> Iterator[Chun
     extent, lows = shape_of(grid), [low for low, _ in grid]
     ones = (1,) * len(grid)
     if extent == ones:  # as of nearly every leaf: there is nothing to tile
-        row = index.rows.get((array.prefix + array.format.chunk_key(lows)).encode())
+        row = index.table.rows.get((array.prefix + array.format.chunk_key(lows)).encode())
         yield ChunkBox(tuple(lows), ones, None if row is None else index.value(row))
         return
 
@@ -746,7 +746,7 @@ def stored_rows(index: Index, array: StoredArray, grid: Bounds) -> Iterator[tupl
     """Yield index and row of every chunk that is stored, in C order."""
     rows = index.rows_below(array.prefix.encode())
     if math.prod(shape_of(grid)) <= 2 * len(rows):
-        get = index.rows.get
+        get = index.table.rows.get
         for at in grid_indices(grid):
             row = get((array.prefix + array.format.chunk_key(at)).encode())
             if row is not None:

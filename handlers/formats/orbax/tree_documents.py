@@ -280,42 +280,43 @@ def find_formats(
     placed: dict[int, ArrayFormat] = {}  # the same, by the place of the value in the index
     files: dict[str, bytes] = {}  # data files that were compared as a whole
     all_inline = True
-    row_of = index.rows.get
+    keys_of_metadata = METADATA_KEYS[::-1] if tree.use_zarr3 else METADATA_KEYS
     for start in range(0, len(valued), _SLICE):
         some = valued[start : start + _SLICE]
-        for metadata_key in METADATA_KEYS:
-            keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in some]
-            rows = [row_of(key.encode()) for key in keys]  # a `map` would hold the interpreter to its end
-            there = [number for number, row in enumerate(rows) if row is not None]
-            places = index.inline_places([row for row in rows if row is not None])
-            for number, place in zip(there, places, strict=True):
-                form = placed.get(place)
-                if form is None:
-                    at, key = some[number], keys[number]
-                    value = index[key.encode()]
+        for metadata_key in keys_of_metadata:
+            if not some:
+                break
+
+            keys = [(f"{names[at]}/{metadata_key}" if names[at] else metadata_key).encode() for at in some]
+            rows = index.table.find(keys)
+            there = [(at, row) for at, row in zip(some, rows, strict=True) if row is not None]
+            places = index.inline_places([row for _, row in there])
+            forms = list(map(placed.get, places))
+            for (at, row), place, form in zip(there, places, forms, strict=True):
+                found[at] = form or placed.get(place)
+                if found[at] is None:
+                    value, key = index.value(row), index.keys_in_order[row].decode()
                     all_inline = all_inline and isinstance(value, Inline)
-                    data = value.value if isinstance(value, Inline) else _far_value(sealed, index, key, files)
-                    form = known.get(data)
-                    if form is None:
+                    data = value.value if isinstance(value, Inline) else _far_value(sealed, value, files)
+                    if data not in known:
                         try:
-                            form = known[data] = zarr.decode(os.path.join(sealed.directory, key), data)
+                            known[data] = zarr.decode(os.path.join(sealed.directory, key), data)
                         except CorruptCheckpointError as error:
                             error.key_path = show_key_path(tree.keys[at], tree.kinds[at])
                             raise
-                    if place >= 0:
-                        placed[place] = form
 
-                found[some[number]] = form
+                    found[at] = known[data]
+                    if place >= 0:
+                        placed[place] = known[data]
 
             some = [at for at, row in zip(some, rows, strict=True) if row is None]
 
     return found, all_inline
 
 
-def _far_value(sealed: SealedDocuments, index: Index, key: str, files: dict[str, bytes]) -> bytes:
+def _far_value(sealed: SealedDocuments, value: Indirect, files: dict[str, bytes]) -> bytes:
     """Return the metadata of an array that is not in the index itself."""
-    value = index[key.encode()]
-    if not isinstance(value, Indirect) or value.file not in sealed.recorded.documents:
+    if value.file not in sealed.recorded.documents:
         return read_value(sealed.store, sealed.directory, value)
 
     # It is in front of the index's own nodes, in a file that was compared as a whole.
@@ -363,8 +364,14 @@ def leaf_table(
     known: dict[tuple[object, ...], LeafSpec] = {}
     specs: list[LeafSpec] = []
     details: dict[int, object] = {}
-    columns = (map(id, formats), map(shardings.get, names), map(random_keys.get, names))
-    for at, shared in enumerate(zip(map(id, tree.types), *columns, strict=True)):
+    none: list[None] = [None] * len(names)
+    columns = (
+        map(id, tree.types),
+        map(id, formats),
+        map(shardings.get, names) if shardings else none,
+        map(random_keys.get, names) if random_keys else none,
+    )
+    for at, shared in enumerate(zip(*columns, strict=True)):
         spec = known.get(shared)
         if spec is None:
             name, form, (_, _, sharding, key_impl) = names[at], formats[at], shared
@@ -398,7 +405,7 @@ def leaf_table(
 
         specs.append(spec)
 
-    return LeafTable(tree.keys, tree.kinds, specs, formats, index.rows, details), all_inline
+    return LeafTable(tree.keys, tree.kinds, specs, formats, index.table, details), all_inline
 
 
 def _absent(directory: str, tree: TreeDocument, at: int, *, ocdbt: bool) -> CorruptCheckpointError:

@@ -267,7 +267,6 @@ def _table(headers: Sequence[FileHeader], note: Note) -> LeafTable:
         kinds=[_FLAT] * len(names),
         specs=specs,
         formats=[None] * len(names),
-        rows={},
         details=dict(enumerate(places)),
     )
 

@@ -27,8 +27,8 @@ from penstock.errors import (
 from penstock.handlers import LocalStore
 from penstock.handlers.ocdbt import wire_format as wire
 from penstock.handlers.ocdbt.database_reader import read_index
-from penstock.handlers.ocdbt.database_writer import encode_files
-from penstock.handlers.ocdbt.index import Index, RememberedKeys
+from penstock.handlers.ocdbt.database_writer import encode_files, encode_index
+from penstock.handlers.ocdbt.index import Index, KeyTable, RememberedKeys
 from penstock.handlers.ocdbt.wire_format import (
     MANIFEST_MAGIC,
     MISSING,
@@ -186,7 +186,7 @@ def test_databases_with_the_same_keys_share_one_table_of_them(tmp_path: Path, wr
         found.append(read_index(LocalStore(), str(tmp_path / str(at)), known))
 
     assert list(found[0]) == keys
-    assert found[0].rows is found[1].rows
+    assert found[0].table is found[1].table
     assert found[0] != found[1]
 
 
@@ -200,6 +200,47 @@ def test_equal_values_in_an_index_are_kept_once(tmp_path: Path, write_database: 
     assert len(set(index.offsets.tolist())) == 3
     others = Index.of({**entries, b"key 007": Inline(b"kind 2")})
     assert len({index.content_key(), others.content_key()}) == 2
+
+
+values = st.sampled_from([b"", b"a", b"b", b"ab", b"bb", b"a" * 1024])
+runs = st.lists(st.tuples(values, st.sampled_from([1, 2, 63, 64, 65, 130]), st.booleans()), max_size=8)
+
+
+@given(runs)
+def test_an_index_has_its_values_however_many_equal_ones_follow_each_other(runs: list[Any]) -> None:
+    kept = [(value, is_inline) for value, n, is_inline in runs for _ in range(n)]
+    entries: dict[bytes, Value] = {
+        b"%05d" % at: Inline(value) if is_inline else Indirect("d/0", at, len(value))
+        for at, (value, is_inline) in enumerate(kept)
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        encoded = encode_index(
+            entries.items(), node_file="d/n", node_offset=0, uuid=bytes(16), commit_time_ns=0
+        )
+        os.mkdir(f"{directory}/d")
+        Path(directory, "d/n").write_bytes(encoded.nodes)
+        Path(directory, "manifest.ocdbt").write_bytes(encoded.manifest)
+        index = read_index(LocalStore(), directory)
+
+    assert index == entries
+    inline = {value for value, is_inline in kept if is_inline and value}
+    there = index.inline_places(range(len(index)))
+    assert len({place for place in there if place >= 0}) == len(inline)
+
+
+few = st.integers(1, 6)
+numbers = st.one_of(
+    st.lists(st.integers(0, 30), max_size=12),
+    st.builds(lambda first, step, n: [first + step * at for at in range(n)], few, few, few),
+)
+
+
+@given(numbers)
+def test_rows_of_keys_are_found_at_equal_distances_and_elsewhere(wanted: list[int]) -> None:
+    keys = [b"%02d" % number for number in range(0, 30, 2)]
+    found = KeyTable(keys).find([b"%02d" % number for number in wanted])
+
+    assert list(found) == [number // 2 if number % 2 == 0 and number < 30 else None for number in wanted]
 
 
 letters = st.lists(st.sampled_from([b"a", b"\0", b"\xff", b"a" * 200]), max_size=5).map(b"".join)

@@ -36,7 +36,7 @@ def stored(values: Mapping[bytes, Value], arrays: Arrays) -> tuple[StoredLeaves,
     forms = [decode("x", encode_v2(shape, "float32", chunk)) for shape, chunk in arrays.values()]
     specs = [LeafSpec("jax.Array", shape, "float32", 4, chunk) for shape, chunk in arrays.values()]
     kinds = [(KeyKind.MAPPING,)] * len(arrays)
-    table = LeafTable([(name,) for name in arrays], kinds, specs, forms, index.rows)
+    table = LeafTable([(name,) for name in arrays], kinds, specs, forms, index.table)
     return StoredLeaves("/c", table), index
 
 
