@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
+from anyio import to_thread
 from tests.keeper.conftest import RunningKeeper, Start
 from tests.object_server import BUCKET, CREDENTIALS, object_server
 
@@ -22,7 +23,7 @@ import penstock
 from penstock.errors import SpecError
 from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.file_names import TIER
-from penstock.handlers.stores.keeper.messages import TakeOver
+from penstock.handlers.stores.keeper.messages import StatusAnswer, TakeOver
 from penstock.handlers.stores.publishing.writer_hold import WRITER
 from penstock.keeper import tree
 from penstock.keeper.finishing import Finishers
@@ -75,6 +76,57 @@ async def test_a_step_is_kept_in_memory_and_then_in_the_root(
     assert [step.path for step in status.steps] == [f"local{root}/{step}" for step in (2, 3)]
     assert steps(root) == [1, 2, 3]
     keeper.store().stop()  # all of it is elsewhere
+
+
+async def until_ready(keeper: RunningKeeper, nbytes: int) -> StatusAnswer:
+    """Return the status once so many bytes are ready."""
+    while True:
+        status = await to_thread.run_sync(keeper.store().status)
+        if status.pool_bytes >= nbytes:
+            return status
+
+
+async def test_the_first_step_goes_into_pages_that_were_made_when_the_manager_was_opened(
+    keeper: RunningKeeper, tmp_path: Path, assert_same: AssertSame
+) -> None:
+    async with CheckpointManager(tmp_path / "run", tiers=Memory(step_bytes="1172KiB")) as manager:
+        fresh = (await until_ready(keeper, 1_200_000)).fresh_bytes
+        await (await begin(manager, 1)).kept()
+        assert keeper.store().status().reused_bytes == fresh
+        assert_same(await manager.restore(1, verify=True), state(1))
+
+
+async def test_a_new_keeper_makes_as_many_pages_ready_as_the_newest_step_in_the_root_has(
+    keeper: RunningKeeper, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with CheckpointManager(tmp_path / "run", tiers=Memory()) as manager:
+        await begin(manager, 1)
+
+    new = start()
+    monkeypatch.setenv("PENSTOCK_STORE__KEEPER__SOCKET", new.socket)
+    async with CheckpointManager(tmp_path / "run", tiers=Memory()) as manager:
+        await until_ready(new, 1_200_000)
+        await (await begin(manager, 2)).kept()
+
+    assert new.store().status().reused_bytes >= 1_200_000
+
+
+async def test_a_keeper_that_can_make_no_more_pages_takes_the_steps_that_fit(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = start(limit_bytes=6 * 2**20)
+    monkeypatch.setenv("PENSTOCK_STORE__KEEPER__SOCKET", small.socket)
+    async with CheckpointManager(tmp_path / "run", tiers=Memory(step_bytes=2**40)) as manager:
+        for step in (1, 2, 3):
+            await (await begin(manager, step)).kept()
+
+    assert small.store().status().kept_bytes >= 2_400_000
+
+
+@pytest.mark.parametrize("step_bytes", [0, -1, "many", True])
+def test_a_step_of_no_possible_length_is_refused(step_bytes: Any) -> None:
+    with pytest.raises(SpecError, match="step_bytes of a tier in memory"):
+        Memory(step_bytes=step_bytes)
 
 
 TRAINING = """

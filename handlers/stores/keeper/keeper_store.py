@@ -38,6 +38,7 @@ from penstock.handlers.stores.keeper.messages import (
     Names,
     NoteElsewhere,
     Opened,
+    Prepare,
     Put,
     Remove,
     Request,
@@ -213,6 +214,19 @@ class KeeperStore(Directories, SharedFiles):
         """
         self._connections.call("stop", self.socket, Stop(force), type(None))
         self._connections.close()
+
+    def make_ready(self, nbytes: int) -> None:
+        """Have the keeper make pages for a save that is near, as far as it has room. Does not wait for them.
+
+        Args:
+            nbytes: Of all data files of that save together.
+
+        Raises:
+            KeeperLostError: If there is none.
+        """
+        whole, rest = divmod(nbytes, self._placement.file_bytes)
+        sizes = [self._placement.file_bytes] * whole + [rest]
+        self._connections.call("prepare", self.socket, Prepare(sizes), type(None))
 
     def note_elsewhere(self, path: str) -> None:
         """Say that the checkpoint at `path` is whole in another tier: the keeper may end without it.

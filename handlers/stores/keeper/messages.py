@@ -31,6 +31,7 @@ __all__ = (
     "Names",
     "NoteElsewhere",
     "Opened",
+    "Prepare",
     "Put",
     "Refused",
     "Release",
@@ -252,6 +253,12 @@ class Room(_Message, frozen=True):
     """Asks how many bytes can still be written; the answer is a number."""
 
 
+class Prepare(_Message, frozen=True):
+    """Asks for data files of these lengths to be made ready, since a save is near. It is not waited for."""
+
+    sizes: list[Length]
+
+
 class NoteElsewhere(_Message, frozen=True):
     """Says that a directory is whole in another tier, too: it does not keep the keeper from ending."""
 
@@ -323,6 +330,7 @@ Request: TypeAlias = (
     | Share
     | Remove
     | Room
+    | Prepare
     | NoteElsewhere
     | TakeOver
     | Status

@@ -211,6 +211,8 @@ class TierOptions:
         save_every: Only steps whose number is a multiple of this come here; None for all that are offered.
         limit_bytes: Of memory: the most that its keeper may take; `"auto"` for half of what is free.
         peers: Of memory: to the keepers of how many other hosts of a job each step goes.
+        step_bytes: Of memory: about how many bytes of a step this process saves; pages for the first one are
+            made ready on opening. `"auto"` for as many as the newest step has.
     """
 
     kind: Literal["memory", "disk"] = "disk"
@@ -220,6 +222,7 @@ class TierOptions:
     save_every: int | None = field(default=None, metadata={"positive": True})
     limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
     peers: int = field(default=0)
+    step_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
 
     def __post_init__(self) -> None:
         fit_fields(self, "tier")
@@ -228,8 +231,9 @@ class TierOptions:
             raise ConfigError("tier.path", 'is for a tier with kind = "disk"; one in memory has none')
         if not is_memory and self.path is None:
             raise ConfigError("tier.path", 'is missing; a tier in memory has kind = "memory"')
-        if not is_memory and self.limit_bytes != "auto":
-            raise ConfigError("tier.limit_bytes", 'is for a tier with kind = "memory"')
+        for name in ("limit_bytes", "step_bytes"):
+            if not is_memory and getattr(self, name) != "auto":
+                raise ConfigError(f"tier.{name}", 'is for a tier with kind = "memory"')
         if self.peers < 0 or (self.peers and not is_memory):
             raise ConfigError("tier.peers", 'is how many hosts, for a tier with kind = "memory"')
 

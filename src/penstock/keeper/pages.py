@@ -221,10 +221,19 @@ class PagePool:
             self.trim(self.most_idle_bytes)
 
     def add_ready(self, pages: Pages) -> None:
-        """Put a lent file that was never written into the pool."""
+        """Put a lent file that was never written into the pool, be it whole or not."""
         self.lent_bytes -= pages.nbytes
-        self._idle.insert(0, pages)
+        (self._idle if pages.nbytes else self._closing).insert(0, pages)
         self._shrink(self.most_idle_bytes)  # others may have been given back while it was made
+
+    def take_ready(self, pages: Pages) -> bool:
+        """Take a file out of the pool, to make more pages of it; return whether it was there."""
+        if pages not in self._idle:
+            return False
+
+        self._idle.remove(pages)
+        self.lent_bytes += pages.nbytes
+        return True
 
     def trim(self, most: int) -> None:
         """Keep at most so many bytes ready. The smallest files go first."""

@@ -49,6 +49,7 @@ from penstock.handlers.stores.keeper.messages import (
     Names,
     NoteElsewhere,
     Opened,
+    Prepare,
     Put,
     Refused,
     Release,
@@ -324,6 +325,8 @@ class Keeper:
                 tree.remove(request.path, request.expected)
             case Room():
                 return self._pool.room_bytes, ()
+            case Prepare():
+                self._prepare(request.sizes)
             case NoteElsewhere():
                 tree.directory(request.path).is_elsewhere = True
             case Status():
@@ -353,6 +356,7 @@ class Keeper:
 
     async def _reserve(self, request: Reserve) -> tuple[Reserved, Sequence[int]]:
         """Give a file pages, which takes a while if they are fresh."""
+        await self._look_for_ready(request)
         pages = self._pages_of(request)
         pages.n_reserving += 1  # before anything is waited for: another file could get the pages
         try:
@@ -368,32 +372,40 @@ class Keeper:
 
         return Reserved(pages.nbytes, pages.is_zero, pages.id), descriptors
 
+    async def _look_for_ready(self, request: Reserve) -> None:
+        """Wait until what is being made ready just now can be taken, if nothing else is there for a file."""
+        file = self._tree.data_file(request.number)
+        if file.pages is None and self._pool.lacks([_expected(request)]):
+            async with self._filling:
+                pass
+
     def _pages_of(self, request: Reserve) -> Pages:
         file = self._tree.data_file(request.number)
         if file.pages is None:
-            file.pages = self._pool.take(max(request.expected, request.nbytes))
+            file.pages = self._pool.take(_expected(request))
 
         return file.pages
 
     async def _fill(self, pages: Pages, nbytes: int) -> None:
-        while True:
+        while pages.nbytes < nbytes:
             async with self._filling:
-                if pages.nbytes >= nbytes:
-                    return
+                if pages.nbytes < nbytes:
+                    await self._fill_some(pages, nbytes)
 
-                start, gave_way = self._pool.claim(pages, min(pages.nbytes + STEP_BYTES, nbytes))
-                try:
-                    if gave_way:
-                        await to_thread.run_sync(close_all, gave_way, limiter=self._threads)
+    async def _fill_some(self, pages: Pages, nbytes: int) -> None:
+        """Make the next pages of a file, of which some of the first bytes have none. `_filling` is held."""
+        start, gave_way = self._pool.claim(pages, min(pages.nbytes + STEP_BYTES, nbytes))
+        try:
+            if gave_way:
+                await to_thread.run_sync(close_all, gave_way, limiter=self._threads)
 
-                    end = pages.nbytes
-                    fill = partial(self._pool.fill, pages, start, end)
-                    await to_thread.run_sync(fill, limiter=self._threads)
-                except OSError:
-                    self._pool.unclaim(pages, start)
-                    raise
+            end = pages.nbytes
+            await to_thread.run_sync(partial(self._pool.fill, pages, start, end), limiter=self._threads)
+        except OSError:
+            self._pool.unclaim(pages, start)
+            raise
 
-                self._pool.fresh_bytes += end - start
+        self._pool.fresh_bytes += end - start
 
     def _finish(self, request: Finish) -> None:
         file = self._tree.data_file(request.number)
@@ -415,38 +427,52 @@ class Keeper:
             await to_thread.run_sync(close_all, closing, limiter=self._threads)
 
     def _prepare_next(self, path: str) -> None:
-        """Have files ready for the next step: as many, and as large, as this one has."""
-        sizes = [file.nbytes for file in self._tree.data_files(path) if file.nbytes >= _READY_FROM]
-        self._pool.most_idle_bytes = max(sum(sizes) + sum(sizes) // 8, self._pool.most_idle_bytes // 2)
-        # Where as much was there before, a step has gone since, and another one goes now, whose pages are
-        # used again. To make others meanwhile would take as long as a save, and they would be given back.
+        """Have files ready for the step after the one at `path`, where its directory grows.
+
+        Where as much was there before, a step has gone since, and another one goes now, whose pages are used
+        again. To make others meanwhile would take as long as a save, and they would be given back.
+        """
+        sizes = [file.nbytes for file in self._tree.data_files(path)]
         is_more = self._tree.note_growth(path) >= sum(sizes) // 2
-        missing = self._pool.lacks(sizes) if is_more else ()
+        self._prepare(sizes, is_more=is_more)
+
+    def _prepare(self, sizes: Sequence[int], *, is_more: bool = True) -> None:
+        """Have files of these lengths ready.
+
+        Args:
+            sizes: Of all that a save needs.
+            is_more: Whether those are made that are missing now.
+        """
+        large = [size for size in sizes if size >= _READY_FROM]
+        self._pool.most_idle_bytes = max(sum(large) + sum(large) // 8, self._pool.most_idle_bytes // 2)
+        missing = self._pool.lacks(large) if is_more else ()
         if missing and self._tasks is not None:
             self._tasks.start_soon(self._make_ready, missing)
 
     async def _make_ready(self, sizes: Sequence[int]) -> None:
+        """Make files ready, step by step: a save that begins meanwhile takes one as it is, and this ends."""
+        pool = self._pool
         for size in sizes:
-            # A save that has begun meanwhile may have taken what there was, and frees more than this needs.
-            if self._pool.idle_bytes + size > self._pool.most_idle_bytes:
-                return
-            if self._pool.room_bytes - self._pool.idle_bytes < size:
-                return
+            ready: Pages | None = None
+            while ready is None or ready.nbytes < size:
+                async with self._filling:
+                    # What others gave back meanwhile may be enough, and what they took may leave no room.
+                    room = min(pool.most_idle_bytes, pool.room_bytes) - pool.idle_bytes
+                    if room < size - (0 if ready is None else ready.nbytes):
+                        return
+                    if ready is not None and not pool.take_ready(ready):
+                        return
+                    try:
+                        ready = ready or pool.make()
+                        await self._fill_some(ready, size)
+                    except (NoRoom, OSError):  # no memory, or no more descriptors: a save makes its own
+                        return
+                    finally:
+                        if ready is not None:
+                            pool.add_ready(ready)
 
-            try:
-                pages = self._pool.make()
-            except OSError:  # no more descriptors, for now: the next save makes its own
-                return
-            try:
-                await self._fill(pages, size)
-            except (NoRoom, OSError):
-                self._pool.unclaim(pages, 0)
-                close_all([pages])
-                return
-
-            self._pool.add_ready(pages)
-            await self._close_given_back()
-            await checkpoint()
+                await self._close_given_back()
+                await checkpoint()
 
     async def _end_when_idle(self) -> None:
         while True:
@@ -493,6 +519,10 @@ class Keeper:
             n_connections=self._n_clients,
             steps=list(self._tree.steps()),
         )
+
+
+def _expected(request: Reserve) -> int:
+    return max(request.expected, request.nbytes)
 
 
 def _version() -> str:

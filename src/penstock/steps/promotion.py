@@ -60,7 +60,13 @@ from penstock.steps.step_names import NameFormat
 from penstock.steps.tier_record import TierRecord, kind_of, read_record, write_record
 from penstock.steps.tiers import Memory, Tier
 from penstock.telemetry.observers import tell_promotion
-from penstock.verification.copying import COPY_WORKERS, CheckpointCopier, CopySource, is_same_checkpoint
+from penstock.verification.copying import (
+    COPY_WORKERS,
+    CheckpointCopier,
+    CopySource,
+    is_same_checkpoint,
+    lengths_below,
+)
 
 if TYPE_CHECKING:
     from penstock.handlers.stores.keeper.keeper_store import KeeperStore
@@ -217,6 +223,32 @@ class Level:
         if self._writes and self.opened.root.holds:
             with suppress(StorageError):  # one that is full or away takes no step, and that is an error
                 await self.opened.reading.run(write, self.engine.store)
+
+    async def make_ready(self, source: Level, newest: int | None) -> None:
+        """Have a tier in memory make pages for the first save: that takes longer than the save.
+
+        Args:
+            source: The level that has the newest step.
+            newest: Its number; None if there is none.
+        """
+        keeper, tier = self._keeper, self.tier
+        if keeper is None or not isinstance(tier, Memory):
+            return
+
+        def ask() -> None:
+            nbytes = tier.step_bytes
+            if isinstance(nbytes, str):
+                if newest is None:
+                    return
+
+                nbytes = sum(lengths_below(source.engine.store, source.catalogue.path(newest)).values())
+                if self.is_local and not source.is_local:
+                    nbytes //= len(tuple(self.engine.coordinator.processes))
+
+            keeper.make_ready(nbytes)
+
+        with suppress(StorageError):  # then the first save takes longer, or fails, and says why
+            await self.opened.reading.run(ask)
 
     async def note_elsewhere(self, step: int) -> None:
         """Say to the keeper, if the steps are in one, that another tier has a step now."""

@@ -199,6 +199,11 @@ class StepSaves:
 
                     await self._find_peers(opened, tasks)
 
+                    newest = self.held.latest
+                    source = self.levels[-1] if newest is None else self.held.holders(newest)[0]
+                    for level in self.levels[:-1]:
+                        tasks.start_soon(level.make_ready, source, newest)
+
                 yield
                 await self._wait_for_saves()
                 await self._settle_peers()

@@ -77,6 +77,9 @@ class Memory:
             is kept. Then so many hosts may be lost. It goes over TCP, not encrypted.
         limit_bytes: How much memory its keeper may take: a number, or a text such as `"64GiB"`; `"auto"` for
             half of what is free. One that runs already keeps its own limit.
+        step_bytes: About how many bytes of a step this process saves. When the manager is opened, pages for
+            the first one are made ready: fresh pages take longer than the save. `"auto"`: as many as the
+            newest step has, and none if there is none.
 
     Raises:
         SpecError: If an option does not fit.
@@ -86,18 +89,20 @@ class Memory:
     save_when: SavePolicy | int | None = None
     limit_bytes: int | str = "auto"
     peers: int = 0
+    step_bytes: int | str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep", as_keep_policy(self.keep))
         object.__setattr__(self, "save_when", as_save_policy(self.save_when))
-        try:
-            limit = fit(self.limit_bytes, int | Literal["auto"], "limit_bytes", positive=True)
-        except ValueError as error:
-            raise SpecError(f"limit_bytes of a tier in memory {error}") from None
+        for name in ("limit_bytes", "step_bytes"):
+            try:
+                fitting = fit(getattr(self, name), int | Literal["auto"], name, positive=True)
+            except ValueError as error:
+                raise SpecError(f"{name} of a tier in memory {error}") from None
+
+            object.__setattr__(self, name, fitting)
         if not isinstance(cast("object", self.peers), int) or self.peers < 0:
             raise SpecError(f"peers of a tier in memory is how many hosts, not {self.peers!r}")
-
-        object.__setattr__(self, "limit_bytes", limit)
 
 
 Tier: TypeAlias = Disk | Memory
@@ -145,7 +150,7 @@ def _tier_of(options: TierOptions) -> Tier:
     kept = keep if options.keep_every is None else keep | KeepEvery(options.keep_every)
     when = None if options.save_every is None else EverySteps(options.save_every)
     if options.kind == "memory":
-        return Memory(keep=kept, save_when=when, limit_bytes=options.limit_bytes, peers=options.peers)
+        return Memory(kept, when, options.limit_bytes, options.peers, options.step_bytes)
 
     assert options.path is not None, "the options refuse it"
     return Disk(options.path, keep=kept, save_when=when)
