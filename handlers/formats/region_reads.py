@@ -187,7 +187,14 @@ class Scatter:
             nbytes *= self.shape[axis]
 
         alone = replace(self, strides=_strides(self.shape, self.itemsize))
-        return Runs(self.shape[:axis], self.strides[:axis], nbytes, alone)
+        n_outer = _outer_axes(self.shape, self.shape, shape_of(self.region.bounds))
+        into = self._range if math.prod(self.shape[:n_outer]) == 1 else None
+        return Runs(self.shape[:axis], self.strides[:axis], nbytes, alone, into)
+
+    def _range(self) -> memoryview:
+        """Return the part of the region's memory that the block is, if it is contiguous there."""
+        start = _dot(self.corner, _strides(shape_of(self.region.bounds), self.itemsize))
+        return self.region.view()[start : start + math.prod(self.shape) * self.itemsize]
 
 
 def _outer_axes(extent: Sequence[int], chunk: Sequence[int], region: Sequence[int]) -> int:

@@ -17,16 +17,14 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from threading import Condition
 from typing import Final, final
 
 import numpy as np
-from anyio import NoEventLoopError
-from anyio.from_thread import check_cancelled
 
 from penstock.handlers.formats.region_reads import Bounds, StoredChunk, chunk_reads, chunks_in, merge_direct
 from penstock.handlers.stores.regular_files import transfer, translated, write_vectored
+from penstock.kernel.concurrency.threads import end_if_cancelled
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.reads import Destination, DirectRead, ScatterRead
 
@@ -113,7 +111,7 @@ class Spill:
                     self._create()
 
             try:
-                _check_cancelled()
+                end_if_cancelled()
                 data = self._read(self._bounds(place))
                 with translated("write a temporary file in", self._directory):
                     write_vectored(self._file, self._chunk(place).offset, [data])
@@ -126,7 +124,7 @@ class Spill:
         with self._changed:
             while self._n_left and self._failure is None:
                 self._changed.wait(_LOOKS_EACH_S)
-                _check_cancelled()
+                end_if_cancelled()
 
             if self._failure is not None:
                 raise self._failure
@@ -149,8 +147,3 @@ class Spill:
         with translated("read a temporary file in", self._directory):
             if transfer(os.preadv, self._file, offset, [buffer]) < offset + len(buffer):
                 raise StorageError("read", self._directory, "a temporary file ends before what was written")
-
-
-def _check_cancelled() -> None:
-    with suppress(NoEventLoopError):  # called by no event loop, which could cancel it
-        check_cancelled()

@@ -37,6 +37,7 @@ from crc32c import crc32c
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.handlers.leaves.blocks import HostRegion, boxes
 from penstock.handlers.leaves.spill import Spill
+from penstock.kernel.concurrency.threads import end_if_cancelled
 from penstock.kernel.errors import (
     ChecksumError,
     InvalidLeafError,
@@ -71,6 +72,7 @@ from penstock.kernel.protocols.written import PiecePlan
 _MANY_CHUNKS: Final = 1024
 _SMALL_CHUNK: Final = 4096
 _GATHER_BYTES: Final = 32 * 2**20
+_TILES: Final = 8  #: of what is gathered at once; one fits the cache of a processor, if that is not very much
 _SPILLED_FROM: Final = 32  #: times what is gathered at once; smaller leaves are read in runs
 _WINDOW: Final = 16384
 """Pieces planned together. What two windows need of one checksummed range is read by both."""
@@ -103,7 +105,7 @@ class SourceFiles:
         gather_bytes: int = _GATHER_BYTES,
         spill_directory: str | None = None,
     ) -> None:
-        self.memory = UsedMemory(2 * gather_bytes)  #: for what is read
+        self.memory = UsedMemory(8 * gather_bytes)  #: for what is read
         self.gather_bytes = gather_bytes
         self.spill_directory = spill_directory
         self._store = store
@@ -284,8 +286,8 @@ class StoredValueHandler:
         planned = _planned(value, spec, self._own_chunks(spec), piece_bytes)
         compared: set[_Range] = set()
         while window := list(itertools.islice(planned, _WINDOW)):
-            regions = [each.bounds for each in window if isinstance(each, _Region)]
-            reads = [list(_reads(value, bounds, piece_bytes)) for bounds in regions]
+            regions = [each for each in window if isinstance(each, _Region)]
+            reads = [list(_reads(value, each.bounds, each.read_bytes)) for each in regions]
             scratch = iter([max([read.scratch_nbytes for read in found], default=0) for found in reads])
             segments = iter(_segments(reads))
             first = iter([_first_time(found, compared) for found in reads])
@@ -293,7 +295,7 @@ class StoredValueHandler:
             for each in window:
                 if isinstance(each, _Region):
                     comparison = _Comparison(next(segments), next(first))
-                    take = partial(_take_region, value, each.bounds, piece_bytes, comparison)
+                    take = partial(_take_region, value, each.bounds, each.read_bytes, comparison)
                     cost = _cost(value, each) + next(scratch)
                     yield PiecePlan(each.chunk, each.start, each.nbytes, cost, take)
                 else:
@@ -315,6 +317,7 @@ class _Region:
     start: int  #: in the chunk, bytes
     nbytes: int
     bounds: _Bounds
+    read_bytes: int  #: what is read of it at a time, at most
 
 
 _SHARED_FROM: Final = 2**20
@@ -357,7 +360,7 @@ def _planned(
     for chunk in map(partial(_place_of, spec), chunks):
         bounds = _bounds_of(spec, chunk)
         if spec.codec is not None:  # chunks are encoded whole
-            yield _Region(chunk, 0, spec.chunk_nbytes, bounds)
+            yield _Region(chunk, 0, spec.chunk_nbytes, bounds, piece_bytes)
             continue
 
         size = value.stored_dtype.itemsize
@@ -483,23 +486,29 @@ def _slabs(
     dtype = stored_dtype(value.stored)
     stored = value.stored.spec.chunk_shape
     if not bounds:
-        yield _Region(chunk, 0, spec.itemsize, bounds)
+        yield _Region(chunk, 0, spec.itemsize, bounds, piece_bytes)
         return
 
     if isinstance(value.checkpoint, CutLeaves) and value.checkpoint.is_cut_freely(value.stored):
         through = spill()
         if through is not None:
             gathered = max(1, value.files.gather_bytes // dtype.itemsize)
-            for each in _boxed(spec, chunk, bounds, gathered):
+            for each in _boxed(spec, chunk, bounds, gathered, piece_bytes):
                 take = partial(_take_spilled, value, through, each.bounds, piece_bytes)
                 yield PiecePlan(chunk, each.start, each.nbytes, _cost(value, each) + piece_bytes, take)
             return
 
-        most = max(1, piece_bytes // dtype.itemsize)
-        if _is_gathered(value, bounds, most, piece_bytes):
-            most *= _WIDER
+        most, read_bytes = piece_bytes, piece_bytes
+        if _is_gathered(value, bounds, max(1, most // dtype.itemsize), piece_bytes):
+            # The wider a piece is, the longer are the runs that it needs of each row, and the fewer times are
+            # they come for. So five take the whole budget, while two are made and others written, and a sixth
+            # may still be in memory. What is read of one at a time is moved on while it is in a processor's
+            # cache.
+            tile = max(1, value.files.gather_bytes // _TILES)
+            most = max(most, 2 * value.files.gather_bytes - 6 * tile)
+            read_bytes = min(read_bytes, tile)
 
-        yield from _boxed(spec, chunk, bounds, most)
+        yield from _boxed(spec, chunk, bounds, max(1, most // dtype.itemsize), read_bytes)
         return
 
     (first, last), *rest = bounds
@@ -510,31 +519,32 @@ def _slabs(
     check_available(value.checkpoint.path, max(step * row_bytes, coded), value.stored.info.key_path)
     for at in range(first, last, step):
         rows = (at, min(at + step, last))
-        yield _Region(chunk, (at - first) * saved_bytes, (rows[1] - at) * saved_bytes, (rows, *rest))
+        nbytes = (rows[1] - at) * saved_bytes
+        yield _Region(chunk, (at - first) * saved_bytes, nbytes, (rows, *rest), piece_bytes)
 
 
-def _boxed(spec: LeafSpec, chunk: tuple[int, ...], bounds: _Bounds, most: int) -> Iterator[_Region]:
+def _boxed(
+    spec: LeafSpec, chunk: tuple[int, ...], bounds: _Bounds, most: int, read_bytes: int
+) -> Iterator[_Region]:
     """Cut a chunk into boxes of at most so many elements, in its order."""
     for box in boxes(tuple([hi - lo for lo, hi in bounds]), most):
         place = zip(bounds, box.starts, box.sizes, strict=True)
         part = tuple([(lo + at, lo + at + size) for (lo, _), at, size in place])
-        yield _Region(chunk, box.first * spec.itemsize, box.n_elements * spec.itemsize, part)
-
-
-_WIDER: Final = 4
-"""A piece that is gathered is so many times as large: the wider it is, the longer are the runs that it needs
-of each row, and the fewer times are they come for."""
+        start, nbytes = box.first * spec.itemsize, box.n_elements * spec.itemsize
+        yield _Region(chunk, start, nbytes, part, read_bytes)
 
 
 def _is_gathered(value: StoredValue, bounds: _Bounds, most: int, piece_bytes: int) -> bool:
     """Say whether pieces of a leaf are made of runs far from each other."""
-    first = next(_boxed(value.stored.spec, (), bounds, most))
+    first = next(_boxed(value.stored.spec, (), bounds, most, piece_bytes))
     reads = list(_reads(value, first.bounds, piece_bytes))
     needed = math.prod([hi - lo for lo, hi in first.bounds]) * value.stored_dtype.itemsize
-    return (
-        any(isinstance(read, TileRead) for read in reads)
-        and sum([read.nbytes for read in reads]) > 2 * needed
-    )
+    tiles = [read for read in reads if isinstance(read, TileRead)]
+    parts = [part for tile in tiles for part in tile.reads]
+    if any(isinstance(part, DriverRead) or getattr(part, "decoded_nbytes", 0) for part in parts):
+        return False  # chunks are decoded whole, and would be for each tile
+
+    return bool(tiles) and sum([read.nbytes for read in reads]) > 2 * needed
 
 
 def _spilling(value: StoredValue, spec: LeafSpec, chunks: range) -> Callable[[], Spill | None]:
@@ -603,6 +613,7 @@ def _take(value: StoredValue, reads: Iterable[Read], comparison: _Comparison) ->
         assert not isinstance(read, SharedRead), "a leaf that is read alone shares no read"
         match read:
             case TileRead():
+                end_if_cancelled()  # of a piece there may be very many
                 for box in read.boxes:
                     box.adopt(value.files.memory.take(box.nbytes))
 
@@ -635,24 +646,28 @@ def _take(value: StoredValue, reads: Iterable[Read], comparison: _Comparison) ->
 
 
 _FAR: Final = 8192
-"""Bytes between the beginnings of two runs. To read what is between them costs more than a call for each."""
+"""Bytes between the beginnings of two runs. To copy what is between them costs more than a view of each."""
+_LONG: Final = 512
+"""Bytes of a run. To read such into their place costs less than to copy them once more."""
 
 
 def _take_runs(value: StoredValue, read: ScatterRead) -> bool:
-    """Read only what is kept of a range, if that is little; say whether it was."""
+    """Read what is kept of a range alone, if it is little or goes straight into its place; say if it was."""
     if read.nbytes < 2 * _FAR or not isinstance(read.scatter, InRuns):
         return False
 
     runs = read.scatter.runs()
     kept = runs.count * runs.nbytes
-    if 2 * kept > read.nbytes or runs.count * _FAR > read.nbytes:
+    is_little = 2 * kept <= read.nbytes and runs.count * _FAR <= read.nbytes
+    if not is_little and (runs.into is None or runs.nbytes < _LONG):
         return False
 
-    buffer = np.empty(kept, np.uint8).data
+    buffer = value.files.memory.take(kept) if runs.into is None else runs.into()
     if not value.files.read_runs(read.file, read.offset, runs, buffer):
         return False
+    if runs.into is None:
+        runs.scatter(buffer)
 
-    runs.scatter(buffer)
     return True
 
 

@@ -30,7 +30,7 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import chain, groupby
 from threading import Lock
 from typing import Final, Literal, NamedTuple, TypeAlias, final
 
@@ -40,6 +40,7 @@ from crc32c import crc32c
 
 from penstock.handlers.stores.file_system import c_function
 from penstock.handlers.stores.regular_files import (
+    MAX_BUFFERS,
     Descriptor,
     SyncedFiles,
     transfer,
@@ -482,6 +483,8 @@ def _gather(views: Sequence[memoryview], block: np.ndarray[tuple[int], np.dtype[
 
 
 WINDOW = 16 * 2**20  #: bytes that are read either directly or buffered; a direct read is one call for all
+NEAR = 32 * 2**10
+"""Bytes between two ranges that are read, too, by one call for both. A call of its own costs as much."""
 SUMMED = 2 * 2**20
 """Bytes that are read at a time from the page cache to be summed: a huge page, and the caches hold it."""
 
@@ -552,18 +555,36 @@ class LocalReadableFile:
         return summed.crc32c
 
     def read_runs(self, offsets: Iterable[int], nbytes: int, buffer: memoryview) -> None:
-        """Read ranges of one length through the page cache; see `ReadsRuns`."""
-        number, preadv, at = self._descriptor.number, os.preadv, 0
-        with translated("read", self.path):
-            for offset in offsets:
-                view = buffer[at : at + nbytes]
-                if preadv(number, [view], offset) != nbytes:  # as a signal may have it
-                    self.read_at(offset, [view])
+        """Read ranges of one length through the page cache; see `ReadsRuns`.
 
-                at += nbytes
+        A call fetches neighbours together. What is between them goes to memory that stays in the cache of
+        the processor: it costs half of a copy, and no turn for the interpreter, for which threads wait longer
+        than for the bytes.
+        """
+        number, unused = self._descriptor.number, memoryview(bytearray(NEAR))
+        at, start, end, views = 0, 0, -NEAR - 1, list[memoryview]()
+        with translated("read", self.path):
+            for offset in chain(offsets, [sys.maxsize]):
+                if not 0 <= offset - end <= NEAR or len(views) + 2 > MAX_BUFFERS:
+                    if views and os.preadv(number, views, start) != end - start:  # as a signal may have it
+                        self._read_again(start, views)
+                    if offset == sys.maxsize:
+                        break
+
+                    start, views = offset, []
+                elif offset > end:
+                    views.append(unused[: offset - end])
+
+                views.append(buffer[at : at + nbytes])
+                at, end = at + nbytes, offset + nbytes
 
         with self._lock:
             self.transfers += Transfers(buffered_bytes=at)
+
+    def _read_again(self, offset: int, views: Sequence[memoryview]) -> None:
+        end = offset + sum(map(len, views))
+        if transfer(os.preadv, self._descriptor.number, offset, views) < end:
+            raise self._truncated(end)
 
     def close(self) -> None:
         """Close the file. Idempotent."""

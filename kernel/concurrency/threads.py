@@ -12,6 +12,7 @@ __all__ = (
     "await_future",
     "caller_gone",
     "caller_waits",
+    "end_if_cancelled",
     "in_event_loop",
     "mark_own_loop",
     "one_thread",
@@ -42,11 +43,18 @@ from anyio import (
     to_thread,
 )
 from anyio.abc import TaskGroup
+from anyio.from_thread import check_cancelled
 from anyio.lowlevel import current_token
 
 from penstock.kernel.errors import ConfigError, ForkedError, NoThreadError
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+def end_if_cancelled() -> None:
+    """Raise what cancels the save or restore that this thread works for, if anything does."""
+    with suppress(NoEventLoopError):  # this is no thread of an event loop
+        check_cancelled()
 
 
 class ForeignFuture(Protocol[T_co]):

@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -102,15 +103,17 @@ class UsedMemory:
     For any thread.
 
     Args:
-        most: Bytes that are kept for later, at most.
+        most: Bytes up to which memory is kept for later, together with what is in use then. More may be in
+            use.
     """
 
-    __slots__ = ("_free", "_lock", "_most", "_n_free")
+    __slots__ = ("_free", "_given_back", "_lock", "_most", "_n_free", "_n_used")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._free: dict[int, list[memoryview]] = {}  # by length
-        self._n_free = 0
+        self._n_free = self._n_used = 0
+        self._given_back = deque[memoryview]()  # and not looked at yet
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> memoryview:
@@ -119,26 +122,58 @@ class UsedMemory:
             return memoryview(bytearray(nbytes))
 
         with self._lock:
+            self._sort()
             known = self._free.get(nbytes)
             found = known.pop() if known else None
+            self._n_used += nbytes
             if found is not None:
                 self._n_free -= nbytes
 
-        memory = scratch_memory(nbytes) if found is None else found
-        lent = (ctypes.c_ubyte * nbytes).from_buffer(memory)  # another object for each use
+            unused = self._dropped()
+
+        del unused  # not under the lock: the system takes its time
+        memory = found
+        try:
+            if memory is None:
+                memory = scratch_memory(nbytes)
+
+            lent = (ctypes.c_ubyte * nbytes).from_buffer(memory)  # another object for each use
+        except BaseException:
+            with self._lock:
+                self._n_used -= nbytes
+
+            raise
+
         weakref.finalize(lent, self._give_back, memory).atexit = False
         return memoryview(lent).cast("B")
 
     def _give_back(self, memory: memoryview) -> None:
         # Called by the collector, in any thread, also in one that holds the lock: it never waits for that.
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if self._n_free + len(memory) <= self._most:
+        self._given_back.append(memory)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._sort()
+            finally:
+                self._lock.release()
+
+    def _sort(self) -> None:
+        """Keep what was given back, if it is not too much, or let it go."""
+        while self._given_back:
+            memory = self._given_back.popleft()
+            self._n_used -= len(memory)
+            if self._n_used + self._n_free + len(memory) <= self._most:
                 self._free.setdefault(len(memory), []).append(memory)
                 self._n_free += len(memory)
-        finally:
-            self._lock.release()
+
+    def _dropped(self) -> list[memoryview]:
+        """Take out and return what cannot be kept any more."""
+        found: list[memoryview] = []
+        for nbytes, known in self._free.items():
+            while known and self._n_used + self._n_free > self._most:
+                found.append(known.pop())
+                self._n_free -= nbytes
+
+        return found
 
     def clear(self) -> None:
         """Return what is not used to the system, and keep no more."""

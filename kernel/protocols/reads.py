@@ -166,6 +166,7 @@ class Runs:
     strides: tuple[int, ...]  #: bytes from one to the next along each axis
     nbytes: int  #: of each
     scatter: Callable[[memoryview], None]  #: takes them alone, one after another in C order
+    into: Callable[[], memoryview] | None = None  #: where they go, if they follow each other there, too
 
     @property
     def count(self) -> int:
@@ -174,8 +175,14 @@ class Runs:
 
     def offsets(self) -> Iterator[int]:
         """Yield where each begins, from the beginning of the range."""
-        for index in itertools.product(*map(range, self.shape)):
-            yield sum(map(int.__mul__, index, self.strides))
+        if not self.shape:
+            yield 0
+            return
+
+        stride = self.strides[-1]
+        for index in itertools.product(*map(range, self.shape[:-1])):
+            first = sum(map(int.__mul__, index, self.strides))
+            yield from range(first, first + stride * self.shape[-1], stride)
 
 
 @runtime_checkable

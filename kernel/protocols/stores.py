@@ -212,8 +212,8 @@ class ReadsRuns(Capability, Protocol):
         """Read ranges of one length into a buffer, one after another. Blocking.
 
         Args:
-            offsets: Where each begins, in bytes from the beginning of the file.
-            nbytes: Of each.
+            offsets: Where each begins, in bytes from the beginning of the file; ascending.
+            nbytes: Of each. They do not overlap.
             buffer: Has room for all of them, as bytes.
 
         Raises:

@@ -44,8 +44,8 @@ from penstock.stages.planning.casting import kind_of, why_not_cast
 from penstock.stages.planning.key_patterns import near_leaves
 from penstock.stages.planning.renaming import leaves_within_leaves, renamed_info
 from penstock.stages.rules import arrays
-from penstock.stages.rules.arrays import Array, NdArray
-from penstock.stages.rules.derived import Derivation, DerivedCheckpoint, UnfitError
+from penstock.stages.rules.arrays import Array, NdArray, UnfitError
+from penstock.stages.rules.derived import Derivation, DerivedCheckpoint
 
 _MOST_LISTED: Final = 20
 

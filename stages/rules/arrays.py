@@ -23,6 +23,7 @@ __all__ = (
     "Stored",
     "Taken",
     "Transposed",
+    "UnfitError",
     "Unpacked",
     "View",
     "evaluate",
@@ -44,6 +45,10 @@ from penstock.kernel.rectangles import rectangles
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 Shape: TypeAlias = tuple[int, ...]
 NdArray: TypeAlias = npt.NDArray[Any]
+
+
+class UnfitError(Exception):
+    """A leaf is not what a rule needs; the text says why."""
 
 
 # Elements are moved as integers of their size, so that each bit stays as it is.

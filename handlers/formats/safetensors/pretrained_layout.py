@@ -28,7 +28,6 @@ from penstock.handlers.formats.safetensors.safetensors_layout import (
 from penstock.handlers.formats.safetensors.tensor_paths import INDEX_SUFFIX, SUFFIX, holds_only_tensors
 from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.kernel.errors import InvalidLeafError, PathError, SpecError
-from penstock.kernel.options import fit_fields
 from penstock.kernel.protocols.layouts import Arrangement, FilePosition, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Leaf
@@ -79,14 +78,6 @@ class PretrainedLayout(TensorsLayout):
     max_shard_bytes: int | None = field(default=None, metadata={"positive": True})
     order: Sequence[str] = ()
     beside: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        fit_fields(self, "")
-
-    @property
-    def places(self) -> PretrainedLayout:
-        """The layout itself."""
-        return self
 
     def temporary_name(self, path: str) -> str:
         """The name of the folder in which the folder `path` is made.

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, Self, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -249,9 +249,17 @@ class TensorsLayout:
 
     __slots__ = ()
 
+    def __post_init__(self) -> None:
+        fit_fields(self, "")
+
     @property
     def arrays(self) -> None:
         """None: tensors are stored as they are."""
+
+    @property
+    def places(self) -> Self:
+        """The layout itself."""
+        return self
 
     @property
     def folders(self) -> None:
@@ -315,14 +323,6 @@ class SafetensorsLayout(TensorsLayout):
 
     max_shard_bytes: int | None = field(default=None, metadata={"positive": True})
     beside: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        fit_fields(self, "")
-
-    @property
-    def places(self) -> SafetensorsLayout:
-        """The layout itself."""
-        return self
 
     def temporary_name(self, path: str) -> str:
         """The name of the folder in which the file or folder `path` is made.

@@ -27,7 +27,6 @@ from threading import Lock
 from typing import Final, NamedTuple, Protocol, TypeAlias, final
 
 import numpy as np
-from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 from numpy.typing import NDArray
 
@@ -35,6 +34,7 @@ from penstock.handlers.stores.buckets.bucket_builds import Build, Builds, stagin
 from penstock.handlers.stores.buckets.bucket_files import new_bytes
 from penstock.handlers.stores.buckets.object_errors import WITHIN_SUCCESS
 from penstock.handlers.stores.buckets.objects import Objects
+from penstock.kernel.concurrency.threads import end_if_cancelled
 from penstock.kernel.errors import ChecksumError, StorageError
 from penstock.kernel.protocols.stores import Transfers
 
@@ -301,7 +301,7 @@ class LongFile:
 
     def _read(self, each: StoredRuns) -> Bytes:
         """Return bytes that were kept. What came back damaged is asked for once more."""
-        _end_if_cancelled()
+        end_if_cancelled()  # an upload of gigabytes must not be waited for
         if not isinstance(each.source, str):
             return each.source[each.start : each.start + each.nbytes]
 
@@ -324,12 +324,6 @@ class LongFile:
     def _check_open(self) -> None:
         if self._is_closed or self._is_synced:
             raise StorageError("write", self._path, "was closed", errno.EBADF)
-
-
-def _end_if_cancelled() -> None:
-    """Raise what cancels the save, if anything does: an upload of gigabytes must not be waited for."""
-    with suppress(RuntimeError):  # this is no thread of an event loop
-        check_cancelled()
 
 
 _TRIES: Final = 3

@@ -13,14 +13,12 @@ import random
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Condition, Lock
 from typing import Final, Generic, TypeVar, final
 
-from anyio.from_thread import check_cancelled
-
 from penstock.handlers.stores.buckets.object_errors import is_lasting
+from penstock.kernel.concurrency.threads import end_if_cancelled
 from penstock.kernel.errors import StorageError, ThrottledError, UnreachableError
 from penstock.kernel.events import get_logger
 from penstock.kernel.protocols.stores import RequestFigures
@@ -154,12 +152,6 @@ def pause_in_thread(seconds: float) -> None:
             return
 
         time.sleep(min(left_s, _SLICE_S))
-
-
-def end_if_cancelled() -> None:
-    """Raise what cancels the save or restore that this thread works for, if anything does."""
-    with suppress(RuntimeError):  # this is no thread of an event loop
-        check_cancelled()
 
 
 @final

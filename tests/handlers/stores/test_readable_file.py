@@ -103,6 +103,31 @@ def test_what_is_not_cached_is_read_directly_and_what_is_is_copied(
         assert file.transfers == Transfers(0, 3 * MIB)
 
 
+@pytest.mark.parametrize("step", [100, 101, 5000, 40_000, 2**20], ids=lambda step: f"every {step}")
+def test_runs_are_read_in_order_however_far_from_each_other(path: Path, step: int) -> None:
+    offsets = range(0, 4 * MIB - 100, step)  # of the nearest, several calls bring all
+    into = memoryview(bytearray(100 * len(offsets)))
+    with closing(LocalStore().open_data_file(str(path))) as file:
+        assert isinstance(file, LocalReadableFile)
+        file.read_runs(offsets, 100, into)
+        assert file.transfers.buffered_bytes == len(into)
+
+    whole = content(4 * MIB + 77)
+    assert into == b"".join([whole[at : at + 100] for at in offsets])
+
+
+def test_runs_near_to_each_other_and_far_are_read_together(path: Path) -> None:
+    offsets = [5, 10, 17, 2 * MIB, 2 * MIB + 40, 4 * MIB + 72]
+    into = memoryview(bytearray(30))
+    with closing(LocalStore().open_data_file(str(path))) as file:
+        assert isinstance(file, LocalReadableFile)
+        file.read_runs(iter(offsets), 5, into)
+        whole = content(4 * MIB + 77)
+        assert into == b"".join([whole[at : at + 5] for at in offsets])
+        with pytest.raises(TruncatedDataError):
+            file.read_runs([*offsets[:-1], 4 * MIB + 73], 5, into)
+
+
 def test_each_window_takes_the_way_that_suits_it(disk: Path) -> None:
     path = disk / "data"
     path.write_bytes(content(WINDOW) + content(WINDOW, 1))

@@ -101,6 +101,30 @@ def test_memory_is_used_again_when_its_last_view_is_gone_and_not_before() -> Non
     assert not again.readonly
 
 
+def test_what_is_kept_gives_way_to_what_is_asked_for() -> None:
+    used = UsedMemory(6 * MIB)
+    gc.collect()
+    before = resident()
+    for nbytes, times in [(2 * MIB, 3), (5 * MIB, 1), (2 * MIB, 3), (3 * MIB, 2)]:
+        taken = [used.take(nbytes) for _ in range(times)]
+        for at in range(times):
+            np.frombuffer(taken[at], np.uint8)[:] = 1
+
+        assert resident() - before < 8 * MIB
+        del taken
+
+
+def test_memory_that_is_given_back_while_another_thread_takes_some_is_not_lost() -> None:
+    used = UsedMemory(4 * MIB)
+    first, second = used.take(2 * MIB), used.take(2 * MIB)
+    places = {address(first), address(second)}
+    with used._lock:
+        del first  # as the collector may do at any time
+
+    del second
+    assert {address(each) for each in (used.take(2 * MIB), used.take(2 * MIB))} <= places
+
+
 def test_no_more_memory_is_kept_than_was_said() -> None:
     used = UsedMemory(4 * MIB)
     gc.collect()

@@ -74,9 +74,9 @@ class PlainFile:
         return with_checksums(chunk_reads(index, chunk, region, piece_bytes), self.recorded, piece_bytes)
 
 
-def read_all(checkpoint: Any, piece_bytes: int) -> Leaves:
+def read_all(checkpoint: Any, piece_bytes: int, gather_bytes: int = 2**20) -> Leaves:
     """Read each leaf as a conversion does, piece by piece."""
-    handler, files = StoredValueHandler(), SourceFiles(LocalStore())
+    handler, files = StoredValueHandler(), SourceFiles(LocalStore(), gather_bytes=gather_bytes)
     found: Leaves = {}
     for index, stored in enumerate(checkpoint.leaves):
         spec = stored.spec
@@ -105,6 +105,18 @@ def test_rules_make_what_numpy_makes(
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
         assert same_bits(found[name], array), name
+
+
+@pytest.mark.parametrize("gather_bytes", [2**15, 2**19])
+def test_a_large_leaf_is_transposed_by_runs_of_any_length(tmp_path: Path, gather_bytes: int) -> None:
+    random = np.random.default_rng(0)
+    shapes = {"wide": (70, 5000), "high": (3000, 90), "deep": (20, 30, 400)}
+    leaves = {name: random.integers(0, 2**31, shape, np.int32) for name, shape in shapes.items()}
+    rules = [Transpose("wide"), Transpose("high"), Transpose("deep", axes=(2, 0, 1))]
+    source = PlainFile(str(tmp_path / "file"), leaves, has_checksums=False)
+    found = read_all(derive(Rules(rules), source), 2**14, gather_bytes)
+    wanted = apply_plainly(rules, leaves)
+    assert all(same_bits(found[name], array) for name, array in wanted.items())
 
 
 SIZES = {"a": 3, "b": 4, "c": 2}
