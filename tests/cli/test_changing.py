@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,6 +37,9 @@ def test_cp_copies_every_file_as_it_is(stored: Stored, tmp_path: Path, call: Cal
     if source == stored.items:
         (source / "notes.txt").write_text("of another program")
 
+    if source == stored.run:
+        shutil.rmtree(source / "0")  # it is damaged
+
     said = call("cp", source, target)
 
     assert (said.status, said.err) == (0, "")
@@ -45,6 +49,49 @@ def test_cp_copies_every_file_as_it_is(stored: Stored, tmp_path: Path, call: Cal
         expected = {name: data for name, data in expected.items() if "tmp" not in name}
     assert contents(target) == expected
     assert [path.name for path in target.parent.iterdir()] == ["copy"]
+
+
+def test_cp_copies_no_step_that_is_damaged_and_all_others(stored: Stored, tmp_path: Path, call: Call) -> None:
+    data = next(path for path in sorted((stored.run / "1").rglob("d/*")) if path.is_file())
+    data.write_bytes(data.read_bytes()[:-1] + b"?")
+
+    said = call("cp", stored.run, tmp_path / "copy")
+
+    assert (said.status, "1 checkpoint copied" in said.out) == (1, True)
+    assert "2 steps not copied, because of damage:" in said.err
+    assert f"{stored.run}/0/_CHECKPOINT_METADATA: differs from what was written" in said.err
+    assert str(data) in said.err
+    assert sorted(os.listdir(tmp_path / "copy")) == ["2", REPORTS]
+    assert call("cp", stored.run / "1", tmp_path / "one").status == 1
+    assert not (tmp_path / "one").exists()
+
+
+def test_cp_of_a_snapshot_of_a_hub_has_the_files_and_not_its_links(
+    stored: Stored, tmp_path: Path, call: Call
+) -> None:
+    cache = tmp_path / "models--a--b"
+    (cache / "blobs").mkdir(parents=True)
+    snapshot = cache / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    for file in stored.shards.iterdir():
+        (cache / "blobs" / f"of-{file.name}").write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(f"../../blobs/of-{file.name}")
+
+    assert call("cp", snapshot, tmp_path / "copy").status == 0
+    assert contents(tmp_path / "copy") == contents(stored.shards)
+    assert not any(path.is_symlink() for path in (tmp_path / "copy").iterdir())
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "nowhere"])
+def test_cp_refuses_a_link_that_leads_out_or_nowhere(
+    stored: Stored, tmp_path: Path, call: Call, target: str
+) -> None:
+    (stored.items / "link").symlink_to(target)
+
+    said = call("cp", stored.items, tmp_path / "copy")
+
+    assert (said.status, f"{stored.items}/link: is" in said.err) == (1, True)
+    assert not (tmp_path / "copy").exists()
 
 
 def test_cp_replaces_nothing(stored: Stored, call: Call) -> None:
@@ -78,15 +125,13 @@ def test_cp_refuses_what_is_being_deleted(stored: Stored, tmp_path: Path, call: 
 
 
 def test_a_failed_cp_leaves_nothing(stored: Stored, tmp_path: Path, call: Call) -> None:
-    secret = stored.items / "pipe"
-    secret.symlink_to("nowhere")  # is copied as a link
     (stored.items / "state" / "d2").mkdir()
     os.mkfifo(stored.items / "state" / "d2" / "fifo")
 
-    said = call("cp", stored.items, tmp_path / "copies" / "copy")
+    said = call("cp", stored.items, tmp_path / "copy")
 
-    assert said.status == 1
-    assert list((tmp_path / "copies").iterdir()) == []
+    assert (said.status, "d2/fifo: is a pipe, a socket or a device" in said.err) == (1, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["stored"]
 
 
 def test_a_dry_cp_only_says(stored: Stored, tmp_path: Path, call: Call) -> None:
@@ -118,17 +163,16 @@ def test_a_copied_run_has_the_reports_of_its_saves_unless_there_are_others(
     with penstock.sync.CheckpointManager(others) as manager:
         manager.save(7, {"a": 1})
 
-    call("cp", stored.run, copy)
-    call("cp", stored.run, others)
-    call("cp", stored.run, tmp_path / "one", "--step", "2")
+    for target, *more in ((copy,), (others,), (tmp_path / "one", "--step", "2")):
+        call("cp", stored.run, target, *more)  # but for step 0, which is damaged
 
     def named(run: Path) -> list[str]:
         return [report["name"] for report in json.loads((run / REPORTS).read_bytes())["reports"]]
 
     assert (named(copy), named(others)) == (["0", "1", "2"], ["7"])
     assert not (tmp_path / REPORTS).exists()
-    assert [row[0] for row in call("ls", copy).rows] == ["0", "1", "2"]
-    assert sorted(os.listdir(copy)) == ["0", "1", "2", REPORTS]
+    assert [row[0] for row in call("ls", copy).rows] == ["1", "2"]
+    assert sorted(os.listdir(copy)) == ["1", "2", REPORTS]
 
 
 def test_convert_prints_a_document(stored: Stored, tmp_path: Path, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""`penstock.convert` from a disk to a bucket and back."""
+"""`penstock.convert` and `penstock cp` from a disk to a bucket and back."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from anyio import to_thread
 from tests.cloud.servers import Server
 
 import penstock
 from penstock import SaveFormat
+from penstock.cli import main
 from penstock.config import Config
 from penstock.errors import NotACheckpointError
 
 AssertSame = Callable[[Any, Any], None]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
 def state(step: int) -> dict[str, Any]:
@@ -68,6 +75,36 @@ async def test_safetensors_go_to_a_bucket_and_back(environ: Server, tmp_path: Pa
         await penstock.delete(path)
 
     assert {key.split("/")[1] for key in environ.bucket_store()._client.walk(url.rsplit("/", 1)[1])} == {"1"}
+
+
+async def test_cp_copies_files_as_they_are_to_a_bucket_and_back(environ: Server, tmp_path: Path) -> None:
+    url = environ.url()
+    await penstock.save(tmp_path / "0", state(1))
+    await penstock.convert(tmp_path / "0", tmp_path / "1", save_format=SaveFormat(codec="zstd"))
+    (tmp_path / "1" / "notes.txt").write_text("of another program")
+    await penstock.export_safetensors({"a": np.arange(9.0)}, tmp_path / "model.safetensors")
+    for name in ("1", "model.safetensors"):
+        back = tmp_path / f"back-{name}"
+        for source, target in ((tmp_path / name, f"{url}/{name}"), (f"{url}/{name}", back)):
+            assert await to_thread.run_sync(main, ["cp", str(source), str(target)]) == 0
+
+        found, expected = contents(back), contents(tmp_path / name)
+        if (mark := found.pop("commit_success.txt", None)) is not None:  # a bucket has a token in it
+            assert mark.startswith(expected.pop("commit_success.txt"))
+
+        assert found == expected
+
+
+async def test_cp_of_what_has_no_mark_writes_a_checkpoint_that_counts_in_a_bucket(
+    environ: Server, tmp_path: Path, assert_same: AssertSame
+) -> None:
+    url = environ.url()
+    await penstock.save(tmp_path / "1", state(1))
+    for mark in (tmp_path / "1").rglob("commit_success.txt"):  # Orbax writes none on a disk
+        mark.unlink()
+
+    assert await to_thread.run_sync(main, ["cp", str(tmp_path / "1"), f"{url}/1"]) == 0
+    assert_same(await penstock.restore(f"{url}/1"), state(1))
 
 
 async def test_a_checkpoint_is_deleted(environ: Server) -> None:

@@ -20,7 +20,7 @@ from tests.docs.blocks import ROOT, pages
 from tests.handlers.stores.buckets.bucket_rig import Bucket
 
 import penstock
-from penstock.steps import StepNames
+from penstock.steps import Disk, StepNames
 
 __all__ = (
     "COMMANDS",
@@ -55,6 +55,10 @@ TEXT_ONLY = {
 }
 
 REPLACED = {
+    "README.md": {
+        "s3://bucket/run": "far/run",
+        'tiers="memory"': 'tiers=Disk("near")',  # no keeper is started that the test would have to end
+    },
     "docs/howto/keep-steps.md": {
         "timeout_s=600": "timeout_s=0",  # nobody saves a next step
         "s3://bucket/run": "far/run",
@@ -64,6 +68,7 @@ REPLACED = {
 """What is otherwise for a test than for a reader."""
 
 COMMANDS = {
+    "README.md": (0, 0),
     "docs/howto/choose-intervals.md": (0,),
     "docs/howto/configure.md": (0, 0, 0),
     "docs/howto/convert-and-verify.md": (0, 0, 0, 0, 0, 0, 1, *[0] * 9),  # one is shown to fail
@@ -100,6 +105,7 @@ def usual() -> dict[str, Any]:
 async def resumed(names: dict[str, Any]) -> None:
     """README.md: the manager goes on with the run of which the first example saved a step."""
     names |= {"state": {"params": {"w": jnp.ones((1024, 1024))}, "step": 100}, "step": 200}
+    names |= {"Disk": Disk}
 
 
 async def mapped(names: dict[str, Any]) -> None:

@@ -283,7 +283,7 @@ def _files_below(store: Store, path: str) -> Iterator[str]:
         entries = [f"{name}/{entry}" if name else entry for entry in store.list_directory(directory)]
         sizes = store.file_sizes([os.path.join(path, entry) for entry in entries])
         for entry, size in zip(entries, sizes, strict=True):
-            if size == -1:
+            if size == -1 and store.kind(os.path.join(path, entry)) == "directory":  # and no pipe
                 pending.append((entry, above | {identity}))
             else:
                 yield entry

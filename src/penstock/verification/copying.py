@@ -12,6 +12,7 @@ from __future__ import annotations
 
 __all__ = ("COPY_WORKERS", "CheckpointCopier", "CopySource", "is_same_checkpoint", "lengths_below")
 
+import errno
 import hashlib
 import heapq
 import mmap
@@ -38,12 +39,19 @@ from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged, reading
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PeerError, TruncatedDataError
+from penstock.kernel.errors import (
+    ChecksumError,
+    CorruptCheckpointError,
+    NotAFileError,
+    PeerError,
+    StorageError,
+    TruncatedDataError,
+)
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.together import together
 from penstock.kernel.protocols.build_place import Overwrite
 from penstock.kernel.protocols.coordinator import Operation
-from penstock.kernel.protocols.stores import DataFile, ReadableFile, Store
+from penstock.kernel.protocols.stores import DataFile, Hold, NoHold, ReadableFile, Store
 from penstock.kernel.protocols.written import Document
 from penstock.verification.checkpoint_survey import survey_checkpoint
 
@@ -97,7 +105,7 @@ class CheckpointCopier:
         new one is copied.
 
         Args:
-            path: A finished checkpoint, a directory.
+            path: A finished checkpoint, a directory or a file.
             destination: Where it goes.
             overwrite: Replace what is there. A store that cannot do that in one step deletes it first.
             on_progress: Called with the bytes copied so far, in a worker thread.
@@ -116,7 +124,17 @@ class CheckpointCopier:
             Nothing is left at the destination.
         """
         copying = partial(self._copy, path, destination, overwrite, on_progress)
-        return await read_unchanged(self.source, self.threads, path, copying)
+        return await read_unchanged(self.source, self.threads, path, copying, self._hold)
+
+    def _hold(self, path: str) -> Hold:
+        """Hold what is copied, or it might be published without files that were deleted meanwhile."""
+        try:
+            return self.source.hold_reading(path)
+        except StorageError as error:
+            if error.errno == errno.EBUSY:
+                raise
+
+            return NoHold()  # a file, or a medium without holds
 
     async def _copy(
         self,
@@ -126,14 +144,14 @@ class CheckpointCopier:
         on_progress: Callable[[int], object],
         reading: Reading,
     ) -> int:
-        source = CopySource(reading.store, path)
-        files = await self.threads.run(_files_of, source, self.target.placement.document_bytes)
-        place = self._place(destination, overwrite)
+        run, source = self.threads.run, CopySource(reading.store, path)
+        files = await run(_files_of, source, self.target.placement.document_bytes)
+        place = self._place(destination, overwrite, file=files.only)
         try:
             await place.open()
             progress = _Progress(on_progress)
             await self._fill(place, files, progress)
-            await self.threads.run(files.write_documents, self.target, place, progress)
+            await run(files.write_documents, self.target, place, progress)
             await reading.end()
             await place.publish()
         except BaseException:
@@ -322,11 +340,15 @@ class CheckpointCopier:
         nbytes = sum([len(document.data) for document in documents])
         return _Files(_directories_of(names), data, lambda: documents, nbytes)
 
-    def _place(self, destination: str, overwrite: bool, *, joins: bool = False) -> Workspace:
+    def _place(
+        self, destination: str, overwrite: bool, *, joins: bool = False, file: str | None = None
+    ) -> Workspace:
         at_once = self.target.directories is not None
         replaces: Overwrite = overwrite and (True if at_once else "delete-first")
         beside = temporary_path(destination)
-        return Workspace(self.target, self.threads, destination, beside, overwrite=replaces, joins=joins)
+        return Workspace(
+            self.target, self.threads, destination, beside, overwrite=replaces, joins=joins, file=file
+        )
 
     async def _fill(self, place: Workspace, files: _Files, progress: _Progress) -> None:
         """Write the data, durably."""
@@ -458,6 +480,7 @@ class _Files:
     document_bytes: int = 0  #: of these
     lengths: Mapping[str, int] = field(default_factory=dict[str, int])  #: of all files, where they are
     source: CopySource | None = None  #: where that is, if it is one place
+    only: str | None = None  #: the file that is the checkpoint; None for a directory
 
     @property
     def nbytes(self) -> int:
@@ -541,25 +564,27 @@ def _files_of(source: CopySource, document_bytes: int) -> _Files:
 
     Raises:
         CorruptCheckpointError: If a document is damaged, or a file is shorter than it was.
+        LinkOutsideError: If a link leads out of it, and the store does not allow that.
+        NotAFileError: If it has a pipe, a socket or a device.
         StorageError: If the medium refuses.
     """
     store, path = source
-    survey = survey_checkpoint(store, path)
-    for finding in survey.findings:
-        if finding.kind != "unchecked":  # what has no checksum, as of other programs, is copied as it is
-            leaf = next(iter(finding.key_paths), None)
-            raise CorruptCheckpointError(finding.file, finding.problem, key_path=leaf)
+    only = os.path.basename(path) if store.kind(path) == "file" else None
+    if only is not None:
+        source = CopySource(store, os.path.dirname(path))
 
-    ranges: dict[str, list[RecordedRange]] = {}
-    for found in sorted(survey.ranges, key=lambda found: found.checksum.offset):
-        ranges.setdefault(os.path.relpath(found.file, path), []).append(found)
-
+    ranges = _recorded_ranges(store, path, source.path)
     directories, files = list[str](), dict[str, int]()
-    _list_below(store, path, "", directories, files)
-    for name, found_there in ranges.items():
-        last = max(found.checksum.offset + found.checksum.nbytes for found in found_there)
+    if only is None:
+        store.check_links(path, path)  # also in what belongs to no item
+        _list_below(store, path, "", directories, files)
+    else:
+        files[only] = store.file_sizes([path])[0] or 0
+
+    for name, found in ranges.items():
+        last = max(each.checksum.offset + each.checksum.nbytes for each in found)
         if last > files.get(name, 0):
-            raise TruncatedDataError(os.path.join(path, name), last, files.get(name, 0))
+            raise TruncatedDataError(os.path.join(source.path, name), last, files.get(name, 0))
 
     data = {
         name: _Data(source, FileShare(size, (Move(0, size, 0),)), ranges.get(name, ()))
@@ -572,10 +597,29 @@ def _files_of(source: CopySource, document_bytes: int) -> _Files:
 
     def read() -> Iterator[Document]:
         for name in documents:
-            yield Document(name, store.read_file(os.path.join(path, name)))
+            yield Document(name, store.read_file(os.path.join(source.path, name)))
 
     nbytes = sum([files[name] for name in documents])
-    return _Files(directories, data, read, nbytes, files, source)
+    return _Files(directories, data, read, nbytes, files, source, only)
+
+
+def _recorded_ranges(store: Store, path: str, base: str) -> Mapping[str, Sequence[RecordedRange]]:
+    """Return what was recorded of each file of a checkpoint, by its name below `base`, once it has no damage.
+
+    Raises:
+        CorruptCheckpointError: If a document is damaged.
+    """
+    survey = survey_checkpoint(store, path)
+    for finding in survey.findings:
+        if finding.kind != "unchecked":  # what has no checksum, as of other programs, is copied as it is
+            leaf = next(iter(finding.key_paths), None)
+            raise CorruptCheckpointError(finding.file, finding.problem, key_path=leaf)
+
+    ranges: dict[str, list[RecordedRange]] = {}
+    for found in sorted(survey.ranges, key=lambda found: found.checksum.offset):
+        ranges.setdefault(os.path.relpath(found.file, base), []).append(found)
+
+    return ranges
 
 
 def lengths_below(store: Store, path: str) -> Mapping[str, int]:
@@ -589,11 +633,16 @@ def _list_below(store: Store, path: str, folder: str, directories: list[str], fi
     names = sorted(store.list_directory(os.path.join(path, folder)))
     inner = [os.path.join(folder, name) for name in names]
     for name, size in zip(inner, store.file_sizes([os.path.join(path, name) for name in inner]), strict=True):
-        if size == -1:
+        there = os.path.join(path, name)
+        if size is None:
+            raise CorruptCheckpointError(there, "is listed and not there: perhaps a link to nothing")
+        if size >= 0:
+            files[name] = size
+        elif store.kind(there) == "directory":
             directories.append(name)
             _list_below(store, path, name, directories, files)
-        elif size is not None:
-            files[name] = size
+        else:
+            raise NotAFileError(there, "a pipe, a socket or a device")
 
 
 @final
