@@ -40,10 +40,11 @@ define environment
 	  $(1) -m venv --clear --without-pip $(2) && $(1) -m pip --python $(2) install --quiet pip; }
 endef
 
-# The same, with everything that the suite imports.
+# The same, with everything that the suite imports. Most modules in it are never imported, and the others are compiled
+# when they are: pip would compile all of them, one after another.
 define install
 	$(call environment,$(1),$(2))
-	@$(2)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@$(2)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$(EXTRAS)]'
 	@touch $(2)/.installed
 endef
 
@@ -233,8 +234,7 @@ $(VENV)/.site: $(RUNS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
 	@touch $@
 
-# What penstock runs with, and no more: a new clone shows its demo in a minute. Compiling all of jax and scipy takes
-# longer than what of them is imported.
+# What penstock runs with, and no more: a new clone shows its demo in a minute.
 $(VENV)/.runs: pyproject.toml
 	$(call environment,$(PYTHON),$(VENV))
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable .
