@@ -29,6 +29,9 @@ if "jax" in sys.modules:
 os.environ["XLA_FLAGS"] = f"{xla_flags(8)} {os.environ.get('XLA_FLAGS', '')}".strip()
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # set it to run the suite on an accelerator
+# Of numpy and scipy: where one is imported, threads wait for work in a loop, which costs each process that
+# tests start a tenth of a second of another processor.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import anyio
 import pytest
