@@ -157,6 +157,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Call slow what repeats another test: most tests on trio, sweeps, and most cases of a thinned test."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # What takes longest is first. A worker begins with hundreds of tests in a row, and so has all that
+        # wait for one job: no other worker waits for it.
+        items.sort(key=lambda item: not item.nodeid.startswith("tests/processes/"))
+
     thinned: defaultdict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if _parameters(item).get("anyio_backend") == TRIO and not _runs_on_both(item):
