@@ -52,7 +52,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings tiers-proof convert-proof recipes-proof simulate file-systems flips tuning memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
+.PHONY: help demo demo-processes test suite test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings tiers-proof convert-proof recipes-proof simulate file-systems flips tuning memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -65,8 +65,10 @@ demo: $(if $(STORE),$(VENV)/.installed,$(RUNS)) ## In a minute: train, save, be 
 demo-processes: $(VENV)/.installed ## Four processes train together; one is killed in the middle of a save; two go on, bit for bit
 	@PYTHONPATH=docs/examples/demo $(BIN)/python -m processes_demo
 
-test: style ## Check style and types, then run the suite, but for the slow tests
-	@$(MAKE) --no-print-directory -j2 pyright mypy compiled
+test: style ## Check style, then types while the suite runs, but for the slow tests
+	@$(MAKE) --no-print-directory -j3 pyright mypy suite
+
+suite: compiled
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 # On one event loop, without processes, types and the tests that cross rooms: what to run after each change.
@@ -86,17 +88,18 @@ style: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# Types are checked while tests wait, for a process or for a clock, and take no time from them.
 mypy: $(VENV)/.installed
-	$(BIN)/mypy
-	$(BIN)/mypy tests
+	nice $(BIN)/mypy
+	nice $(BIN)/mypy tests
 
-# In a new clone pytest has to rewrite each module of tests, for half a minute: here once and while pyright still
-# runs, otherwise again in each worker.
+# In a new clone pytest has to rewrite each module of tests, for half a minute: here once, otherwise again in each
+# worker.
 compiled: $(VENV)/.installed
 	-@$(BIN)/python -m pytest --collect-only -qq >/dev/null
 
 pyright: $(VENV)/.installed
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	nice $(BIN)/pyright --pythonpath $(BIN)/python
 
 test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here, on the disk but for the sweeps
 	@$(if $(HERE),,echo "none of Python $(VERSIONS) is here" >&2; exit 1;) \
