@@ -75,7 +75,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
             raise CommandError(f"{target}: exists, and is not replaced; delete it, or copy to another place")
 
     sizes = [sizes_below(store, path).nbytes for path, _ in copies]
-    damaged = {} if options.dry_run else _copy_all(copies, sizes, output)
+    damaged: Mapping[str, CorruptCheckpointError] = {}
+    if not options.dry_run:
+        damaged = _copy_all(copies, sizes, output)
+
     done = [
         (path, target, nbytes)
         for (path, target), nbytes in zip(copies, sizes, strict=True)
