@@ -67,7 +67,7 @@ from penstock.steps import Disk, KeepLast, Memory
 from penstock.steps.peers import Peer, chosen_peers
 from penstock.stores.store_finder import store_at
 
-LIMITS: Final = JobLimits(join_s=60.0, write_s=120.0, silence_s=15.0)
+LIMITS: Final = JobLimits(join_s=45.0, write_s=120.0, silence_s=15.0)
 SIZE: Final = 20_000
 FROZEN: Final = np.arange(100_000, dtype=np.float32)
 """It does not change from step to step, and so is linked."""
