@@ -25,8 +25,9 @@ _VALUE, _COUNT = ".value", ".count"
 
 _FILE: Final = "is"  # in a directory, since stores remove directories
 
-_LOOKS_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
-"""Between looks for a value; the last again and again."""
+_LOOKS_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Between looks for a value; the last again and again. Each is a request, and who waits for a host that is
+lost looks for as long as no other job comes."""
 
 _SEAL_BYTES: Final = 4
 _TORN_READS, _TORN_S = 50, 0.01

@@ -462,7 +462,7 @@ class Round:
 
         kept = max([step for job in self._jobs for step in (*job.steps("resumed"), *job.steps("kept"))])
         until = time.monotonic() + FINISHED_S
-        while (found := _latest_in(self._world.root)) < kept:
+        while (found := _latest_in(self._world.root, self._world.hosts[0])) < kept:
             assert time.monotonic() < until, f"{found} is in the root, and {kept} was kept by all"
             time.sleep(0.5)
 
@@ -478,11 +478,12 @@ def _sent_by_all(sent: Sequence[Sequence[int]], n_peers: int) -> int:
     return max(set.intersection(*whole), default=-1)
 
 
-def _latest_in(root: str) -> int:
-    """Return the newest step of a root, as another process sees it; -1 for none."""
+def _latest_in(root: str, host: Host) -> int:
+    """Return the newest step of a root, as another process sees it, on a host; -1 for none."""
     read, write = os.pipe()
 
     def look(out: int) -> None:
+        host.enter()  # only hosts reach the bucket
         with suppress(PenstockError):
             steps = [int(name) for name in look_at(store_at(root), root).steps]
             os.write(out, str(max(steps, default=-1)).encode())
@@ -506,7 +507,8 @@ def chosen_fault(world: World, rng: random.Random, among: Sequence[str]) -> str:
         if fault in among and rng.random() < share:
             return fault
 
-    return rng.choice([fault for fault in world.faults() if fault in among])
+    often = [fault for fault in world.faults() if fault in among]
+    return rng.choice(often or [fault for fault in RARE if fault in among])
 
 
 def main(given: Sequence[str] | None = None) -> int:

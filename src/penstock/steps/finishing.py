@@ -35,12 +35,12 @@ from penstock.stores.store_finder import store_at
 PLACE: Final = "_PENSTOCK_FINISHING"
 """In the root: where these processes agree. It is removed when they are done."""
 
-LIMITS: Final = JobLimits(join_s=120.0, silence_s=20.0, beat_s=4.0)
+LIMITS: Final = JobLimits(join_s=120.0, silence_s=30.0, beat_s=4.0)
 """The others may have to wait until the keepers of all hosts know that the job is gone, and longer than a
 keeper waits between two tries: so all that fail at different times come together again. Each beat is some
 requests to the store that the root is in."""
 
-_LOOKS_S: Final = 1.0
+_LOOKS_S: Final = 2.0
 
 
 async def finish(tier: str, limits: JobLimits = LIMITS) -> bool:
