@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
-from operator import add, gt, lt
+from operator import gt, lt
 from typing import Any, Final, NoReturn, final
 from urllib.parse import quote, unquote
 
@@ -483,33 +483,39 @@ def decode_keys(
     Raises:
         CorruptCheckpointError: If a length is impossible, or the keys are not in ascending order.
     """
-    shared = cursor.varints(count - 1)
-    suffixes = cursor.varints(count)
+    too_long = "a key of {} bytes"
+    first = np.zeros(1, np.int64)  # which shares nothing
+    shared = np.concatenate([first, cursor.column(count - 1, too_long)])
+    suffixes = cursor.column(count, too_long)
     inherited = cursor.varints(count) if interior else ()
-    lengths = list(map(add, (0, *shared), suffixes))
-    if any(map(gt, shared, lengths)):
+    longest = int(suffixes.max())
+    if longest > MAX_KEY_BYTES:  # before they are added up in 64 bits
+        raise cursor.origin.corrupt(too_long.format(longest))
+    if (shared[1:] - suffixes[:-1] > shared[:-1]).any():  # a sum might be too large
         raise cursor.origin.corrupt("a key shares more bytes with the previous key than that key has")
-    if max(lengths) > MAX_KEY_BYTES:
-        raise cursor.origin.corrupt(f"a key of {max(lengths)} bytes")
-    if any(map(gt, inherited, lengths)):
+
+    lengths = shared + suffixes
+    if lengths.max() > MAX_KEY_BYTES:
+        raise cursor.origin.corrupt(too_long.format(lengths.max()))
+    if any(map(gt, inherited, lengths.tolist())):
         raise cursor.origin.corrupt("a child inherits more bytes than its key has")
 
     before = b"" if interior else prefix
-    nbytes = sum(lengths) + len(before) * count
+    nbytes = int(lengths.sum()) + len(before) * count
     if nbytes > MOST_BYTES_OF_KEYS:  # most bytes of a key may be those of the one before it
         raise cursor.origin.corrupt(f"keys of {nbytes} bytes, of at most {MOST_BYTES_OF_KEYS}")
 
-    encoded = cursor.take(sum(suffixes))
-    stored = (tuple(shared), tuple(suffixes), encoded, before)
+    encoded = cursor.take(int(suffixes.sum()))
+    stored = (shared.tobytes(), suffixes.tobytes(), encoded, before)
     found = None if known is None else known.nodes.get(stored)
     if found is not None:
         return found, inherited
 
     keys: list[bytes] = []
-    key, position, n_before = before, 0, len(before)
-    for first, suffix in zip((0, *shared), suffixes, strict=True):
-        end = position + suffix
-        key = key[: n_before + first] + encoded[position:end]
+    key, position = before, 0
+    firsts, ends = (shared + len(before)).tolist(), np.cumsum(suffixes).tolist()
+    for first, end in zip(firsts, ends, strict=True):
+        key = key[:first] + encoded[position:end]
         position = end
         keys.append(key)
 

@@ -11,7 +11,7 @@ __all__ = ("BYTES_OF_A_KEY", "Index", "KeyTable", "RememberedKeys", "Values")
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, final
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 
-StoredKeys: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], bytes, bytes]
+StoredKeys: TypeAlias = tuple[bytes, bytes, bytes, bytes]
 """Keys in their stored form: lengths of prefixes and suffixes, all suffixes, and what is before each key."""
 
 _SLICE: Final = 8192  # keys: a millisecond or less
@@ -70,10 +70,8 @@ class RememberedKeys:
     with the same lists share one table.
     """
 
-    nodes: BoundedCache[StoredKeys, list[bytes]] = field(
-        default_factory=partial(BoundedCache, 16), init=False
-    )
-    _tables: BoundedCache[ByIdentity, KeyTable] = field(default_factory=partial(BoundedCache, 2), init=False)
+    nodes: BoundedCache[StoredKeys, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)
+    _tables: BoundedCache[ByIdentity, KeyTable] = field(default_factory=lambda: BoundedCache(2), init=False)
 
     @property
     def caches(self) -> Sequence[BoundedCache[Any, Any]]:

@@ -257,8 +257,8 @@ class Cursor:
         self._position = position
         return numbers
 
-    def column(self, count: int) -> npt.NDArray[np.int64]:
-        """Read a column of `count` varints of at most 63 bits."""
+    def column(self, count: int, problem: str = "a number of {}") -> npt.NDArray[np.int64]:
+        """Read a column of `count` varints of at most 63 bits; `problem` says that one is larger."""
         start = self._position
         short = self.take(count)
         if short.isascii():
@@ -272,7 +272,7 @@ class Cursor:
         self._position = start
         numbers = self.varints(count)
         if max(numbers) > MAX_OFFSET:
-            raise self.origin.corrupt("a number of more than 63 bits")
+            raise self.origin.corrupt(problem.format(max(numbers)))
 
         return np.array(numbers, np.int64)
 
