@@ -22,7 +22,7 @@ import numpy as np
 from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.concurrency.threads import OneThread, Threads, one_thread
 from penstock.kernel.errors import ChangedLeafError
-from penstock.kernel.memory.buffers import give_back_freed_memory, in_separate_memory
+from penstock.kernel.memory.buffers import MAPPED_FROM, UsedMemory, give_back_freed_memory, is_mapped
 from penstock.kernel.memory.byte_account import ByteLease, releasing
 from penstock.kernel.messages.save import Extents, Leaf, LeafBatch, Leaves, SavePlan, StagedBatch, in_columns
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -49,8 +49,9 @@ AT_ONCE: Final = min(4, os.cpu_count() or 1)
 
 TIGHT: Final = 2**30
 """Below this budget, unless another is set, copies made by jax are copied again, by a single thread, into
-memory that returns to the system when freed. Otherwise the freed copies that the allocator keeps per thread
-would exceed the budget several times. For larger budgets that is little, and speed matters more."""
+memory that is used for the next ones, and then returns to the system. Otherwise the freed copies that the
+allocator keeps per thread would exceed the budget several times. For larger budgets that is little, and speed
+matters more."""
 
 
 @final
@@ -96,16 +97,28 @@ class DeviceToHost:
             yield _Stager(run, run.threads, copies_first=self.copies_first).stage
             return
 
+        memory = UsedMemory(run.memory.limit, huge_pages=True)
         async with one_thread(at_end=give_back_freed_memory) as thread:
-            yield _Stager(run, thread, copies_first=self.copies_first).stage
+            try:
+                yield _Stager(run, thread, memory, copies_first=self.copies_first).stage
+            finally:
+                memory.clear()
 
 
 @final
 class _Stager:
-    def __init__(self, run: SaveRun, thread: Threads | OneThread, *, copies_first: bool = False) -> None:
+    def __init__(
+        self,
+        run: SaveRun,
+        thread: Threads | OneThread,
+        memory: UsedMemory | None = None,
+        *,
+        copies_first: bool = False,
+    ) -> None:
         self._run = run
         self._copies_first = copies_first
         self._thread = thread  #: makes the copies
+        self._memory = memory  #: that they move into, under a tight budget
         self._most = run.limits.piece_bytes
 
     async def stage(self, batch: LeafBatch, /) -> AsyncIterator[StagedBatch]:
@@ -191,7 +204,6 @@ class _Stager:
 
         So devices do not wait while a group is leased, taken and passed on.
         """
-        tight = isinstance(self._thread, OneThread)
         lease: ByteLease | None = None
         begun = False
         held: list[StagedBatch] = []  # see `copies_first`
@@ -209,7 +221,7 @@ class _Stager:
                         lease = await self._run.lease(group.cost, group.key_path, prioritised=prioritised)
 
                 following = next(groups, None)
-                if group.is_plain_copy and not tight:
+                if group.is_plain_copy and self._memory is None:
                     copied, following = await self._copy_several(group, lease, following, groups)
                     held += copied
                     while held and not self._copies_first:
@@ -224,7 +236,7 @@ class _Stager:
                             staged = group.staged()
                         else:
                             after = None if ahead is None else following
-                            staged = await self._thread.run(stage_group, group, begun, after, tight)
+                            staged = await self._thread.run(stage_group, group, begun, after, self._memory)
 
                     held.append(replace(staged, staged=lease))
                     if not self._copies_first or group.can_begin:  # what devices copy takes no processor
@@ -259,9 +271,7 @@ class _Stager:
 
             # In as many threads: one alone does not fill the way to memory.
             run = self._thread.run
-            copied = await together(
-                [partial(run, stage_group, group, False, None, False) for group, _ in chosen]
-            )
+            copied = await together([partial(run, stage_group, group, False, None) for group, _ in chosen])
 
         leased = zip(copied, chosen, strict=True)
         return [replace(batch, staged=lease) for batch, (_, lease) in leased], following
@@ -408,14 +418,14 @@ class PieceGroup:
             if one.plan is not None and one.plan.begin is not None:
                 one.plan.begin()
 
-    def staged(self, tight: bool = False) -> StagedBatch:
+    def staged(self, memory: UsedMemory | None = None) -> StagedBatch:
         """Wait for the copies, or make them. Blocking.
 
         Args:
-            tight: Whether copies move into memory that returns to the system when freed.
+            memory: That copies move into.
         """
         ended = tuple([one.leaf for one in self.planned if one.is_last])
-        pieces = [_extent(one, one.plan, tight) for one in self.planned if one.plan is not None]
+        pieces = [_extent(one, one.plan, memory) for one in self.planned if one.plan is not None]
         return StagedBatch(ended, tuple(pieces))
 
 
@@ -438,7 +448,7 @@ class _Pack:
     def begin(self) -> None:
         """Do nothing: no device copies them."""
 
-    def staged(self, tight: bool = False) -> StagedBatch:
+    def staged(self, memory: UsedMemory | None = None) -> StagedBatch:
         """Copy them. Blocking."""
         extents = _gather(self.small)
         return StagedBatch(extents.leaves, (extents,))
@@ -459,7 +469,7 @@ class _Taken:
     def begin(self) -> None:
         """Do nothing."""
 
-    def staged(self, tight: bool = False) -> StagedBatch:
+    def staged(self, memory: UsedMemory | None = None) -> StagedBatch:
         """Return them."""
         return self.batch
 
@@ -468,14 +478,16 @@ _Group: TypeAlias = PieceGroup | _Pack | _Taken
 """Leaves, or pieces of them, that are leased and staged together."""
 
 
-def stage_group(group: _Group, begun: bool, ahead: _Group | None, tight: bool) -> StagedBatch:
+def stage_group(
+    group: _Group, begun: bool, ahead: _Group | None, memory: UsedMemory | None = None
+) -> StagedBatch:
     """Stage a group, in a worker thread. Before it waits, it begins the copies of the group ahead."""
     if not begun:
         group.begin()
     if ahead is not None:
         ahead.begin()
 
-    return group.staged(tight)
+    return group.staged(memory)
 
 
 def _are_computed(leaves: Leaves) -> bool:
@@ -661,11 +673,21 @@ def _part_of(piece: PiecePlan, start: int, stop: int) -> PiecePlan:
     return replace(piece, start=start, nbytes=stop - start, take=take)
 
 
-def _extent(planned: _Planned, plan: PiecePlan, tight: bool) -> Extents:
+def _extent(planned: _Planned, plan: PiecePlan, memory: UsedMemory | None) -> Extents:
     data = planned.view
     if data is None:
         data = plan.take()
-        if tight and plan.cost:
-            data = in_separate_memory(data)
+        if memory is not None and plan.cost:
+            data = moved(data, memory)
 
     return Extents((planned.leaf,), data, plan.cost, plan.chunk, plan.start)
+
+
+def moved(data: memoryview, memory: UsedMemory) -> memoryview:
+    """Return the same bytes in some memory, unless they are few, or in a mapping of their own. Blocking."""
+    if len(data) < MAPPED_FROM or is_mapped(data):
+        return data
+
+    found = memory.take(len(data))
+    np.copyto(np.frombuffer(found, np.uint8), np.frombuffer(data, np.uint8))  # others run meanwhile
+    return found

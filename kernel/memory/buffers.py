@@ -9,7 +9,7 @@ __all__ = (
     "file_memory",
     "give_back_freed_memory",
     "huge_pages_are_cheap",
-    "in_separate_memory",
+    "is_mapped",
     "scratch_memory",
 )
 
@@ -105,12 +105,15 @@ class UsedMemory:
     Args:
         most: Bytes up to which memory is kept for later, together with what is in use then. More may be in
             use.
+        huge_pages: Whether to ask for them also where they are not cheap: for memory of which much was given
+            back a moment ago.
     """
 
-    __slots__ = ("_free", "_given_back", "_lock", "_most", "_n_free", "_n_used")
+    __slots__ = ("_free", "_given_back", "_huge_pages", "_lock", "_most", "_n_free", "_n_used")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, huge_pages: bool = False) -> None:
         self._most = most
+        self._huge_pages = huge_pages or huge_pages_are_cheap()
         self._free: dict[int, list[memoryview]] = {}  # by length
         self._n_free = self._n_used = 0
         self._given_back = deque[memoryview]()  # and not looked at yet
@@ -135,7 +138,7 @@ class UsedMemory:
         memory = found
         try:
             if memory is None:
-                memory = scratch_memory(nbytes)
+                memory = anonymous_memory(nbytes, huge_pages=self._huge_pages)
 
             lent = (ctypes.c_ubyte * nbytes).from_buffer(memory)  # another object for each use
         except BaseException:
@@ -218,16 +221,6 @@ def file_memory(descriptor: int, nbytes: int, *, writable: bool = False) -> memo
     return view if writable else view.toreadonly()
 
 
-def in_separate_memory(data: memoryview) -> memoryview:
-    """Return the same bytes in memory that is returned to the system when freed; small ones are not moved."""
-    if len(data) < MAPPED_FROM or _is_mapped(data):
-        return data
-
-    memory = anonymous_memory(len(data), huge_pages=True)
-    memory[:] = data
-    return memory
-
-
 def give_back_freed_memory() -> None:
     """Have the allocator return freed memory to the system, if it can.
 
@@ -238,7 +231,8 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-def _is_mapped(owner: object) -> bool:
+def is_mapped(owner: object) -> bool:
+    """Return whether bytes are in a mapping, which goes back to the system with its last view."""
     while owner is not None:
         if isinstance(owner, (ctypes.Array, mmap.mmap)):
             return True

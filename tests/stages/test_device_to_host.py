@@ -29,10 +29,11 @@ from tests.stages.stage_rig import (
 from penstock.errors import DeletedLeafError, HandlerFailedError
 from penstock.handlers import ArrayHandler
 from penstock.kernel import Actor, LeafBatch, StagedBatch, TreeToSave, run_pipeline
+from penstock.kernel.memory.buffers import MAPPED_FROM, UsedMemory
 from penstock.kernel.pipeline import FunctionStage
 from penstock.pipelines import save_pipeline
 from penstock.stages import DeviceToHost, Flatten
-from penstock.stages.device_to_host import PACKED_BELOW
+from penstock.stages.device_to_host import PACKED_BELOW, moved
 
 pytestmark = pytest.mark.anyio
 
@@ -473,3 +474,19 @@ async def _wait(batch: StagedBatch) -> StagedBatch:
 async def test_gather_can_hold_leases_until_the_end(rig: Rig) -> None:
     # A test of the rig itself: leases that are held on purpose are released at the end.
     await save_stages(rig.save_run(), {"a": np.ones(9)}, Flatten(), DeviceToHost(), Gather(release=False))
+
+
+def test_bytes_move_once_if_they_are_many_and_into_memory_of_those_that_are_gone() -> None:
+    memory = UsedMemory(4 * MAPPED_FROM)
+    small, large = memoryview(b"x" * (MAPPED_FROM - 1)), memoryview(b"y" * MAPPED_FROM)
+    assert moved(small, memory) is small
+    there = moved(large, memory)
+    assert there is not large
+    assert there == large
+    view = np.frombuffer(there, np.uint32)[1:].view(np.uint8).data
+    assert moved(view, memory) is view
+    at = np.frombuffer(there, np.uint8).ctypes.data
+    other = moved(large, memory)
+    assert np.frombuffer(other, np.uint8).ctypes.data != at, "it is in use"
+    del there, view
+    assert np.frombuffer(moved(large, memory), np.uint8).ctypes.data == at
