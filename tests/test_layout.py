@@ -337,6 +337,7 @@ IS_ALSO_ABOUT = {
     "stages/joint/test_part_columns.py": ("handlers", "stages.messages"),
     "stages/pytree/test_description_cache.py": ("handlers.formats",),
     "stages/stage_rig.py": ("handlers.stores",),
+    "stages/test_device_to_host.py": ("kernel.memory",),
     "stages/test_write_arranged.py": ("handlers.formats",),
     "steps/test_finishing.py": ("handlers.coordinators",),
     "steps/test_tier_record.py": ("handlers.formats", "handlers.layouts"),

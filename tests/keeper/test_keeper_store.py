@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from tests.keeper.conftest import RunningKeeper
+from tests.keeper.conftest import RunningKeeper, Start
 
 from penstock.errors import BuildChangedError, InUseError, StorageError, TruncatedDataError
 from penstock.handlers.stores.keeper.keeper_files import SplicePipe
@@ -271,6 +271,22 @@ def test_pages_that_stay_mapped_hold_what_was_written_last(store: KeeperStore, r
     assert after.lingering_bytes == before.lingering_bytes, (
         "a mapping that lasts keeps no pages from the pool"
     )
+
+
+def test_pages_of_a_long_document_are_used_again(start: Start) -> None:
+    document = b"x" * (MOST_DOCUMENT_BYTES + 1)
+    with closing(start().store()) as store:
+        for number in range(3):
+            place = f"/{number}-built"
+            store.make_directory(place)
+            store.write_file(f"{place}/document", document)
+            store.publish(store.begin_build(f"/{number}", place))
+            store.remove_tree(f"/{number}")
+
+        status = store.status()
+
+    assert status.reused_bytes >= 2 * len(document)
+    assert status.fresh_bytes < 2 * len(document)
 
 
 def test_a_file_that_is_still_open_for_writing_is_not_used_again(store: KeeperStore, root: str) -> None:

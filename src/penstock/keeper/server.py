@@ -443,9 +443,9 @@ class Keeper:
             sizes: Of all that a save needs.
             is_more: Whether those are made that are missing now.
         """
-        large = [size for size in sizes if size >= _READY_FROM]
-        self._pool.most_idle_bytes = max(sum(large) + sum(large) // 8, self._pool.most_idle_bytes // 2)
-        missing = self._pool.lacks(large) if is_more else ()
+        wanted = sum(sizes)  # long documents, too: their pages are used again, and not made in advance
+        self._pool.most_idle_bytes = max(wanted + wanted // 8, self._pool.most_idle_bytes // 2)
+        missing = self._pool.lacks([size for size in sizes if size >= _READY_FROM]) if is_more else ()
         if missing and self._tasks is not None:
             self._tasks.start_soon(self._make_ready, missing)
 
