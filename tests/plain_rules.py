@@ -159,13 +159,22 @@ def _one(rule: Rule, parts: Sequence[Any]) -> Any:
 
 
 @st.composite
-def trees_with_rules(draw: st.DrawFn, most_rules: int = 5) -> tuple[Leaves, list[Rule]]:
-    """Draw a tree, by dotted names, and rules that fit it."""
+def trees_with_rules(
+    draw: st.DrawFn, most_rules: int = 5, most_axes: int = 4, sizes: tuple[int, int] = (1, 7)
+) -> tuple[Leaves, list[Rule]]:
+    """Draw a tree, by dotted names, and rules that fit it.
+
+    Args:
+        draw: Given by hypothesis.
+        most_rules: The most rules.
+        most_axes: Of a leaf.
+        sizes: The least and the most along an axis.
+    """
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     leaves: Leaves = {}
     for number in range(draw(st.integers(1, 4))):
         dtype = draw(st.sampled_from(DTYPES))
-        shape = tuple(draw(st.lists(st.integers(1, 7), max_size=4)))
+        shape = tuple(draw(st.lists(st.integers(*sizes), max_size=most_axes)))
         count = draw(st.sampled_from([0, 0, 2, 3]))
         for at in range(count or 1):
             leaves[f"l{number}.{at}.w" if count else f"l{number}.w"] = _random(random, shape, dtype)

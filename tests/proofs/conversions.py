@@ -1,14 +1,15 @@
 """Random trees with random rules, converted and compared with NumPy; some are killed and resumed.
 
 `make convert-proof`. Each conversion reads one format and writes another, in small pieces; a restore with the
-same rules must give the same. Of a larger tree, conversions by the command are killed (SIGKILL) after a
-random time and gone on with, perhaps more than once: the file must be, byte for byte, the one that a
-conversion writes that nobody interrupted, and before that nothing may stand under its name.
+same rules must give the same. Conversions of larger trees by the command are killed (SIGKILL) after a random
+time and gone on with, perhaps more than once: what is made must be what NumPy makes, a file byte for byte the
+one of a conversion that was not interrupted, and before that nothing may stand under its name.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import subprocess
@@ -17,18 +18,21 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
+from tests.forked_program import Process, fork
 from tests.plain_rules import Leaves, apply_plainly, same_bits, trees_with_rules
 
 import penstock
-from penstock.rules import Cast, Concat, Rename, Rule, Rules, Split, Stack, Transpose
+from penstock.cli import main as command
+from penstock.rules import Rule, Rules
 
 SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
@@ -113,64 +117,85 @@ def convert_many(folder: Path, trees: int, seed: int) -> Counter[str]:
     return counts
 
 
-LARGE = Rules(
-    [
-        Stack("layers.{i:int}.w", "layers.w", axis=1),
-        Transpose("layers.w"),
-        Split("qkv", ["q", "k", "v"], axis=1),
-        Concat(["v", "k"], "vk", axis=1),
-        Cast("q", dtype="bfloat16"),
-        Rename("embed", "table"),
-    ]
-)
+def convert_by_command(given: Sequence[str]) -> int:
+    """Run `penstock convert` silently, in a process of its own."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        return command(["convert", *given])
+
+
+def begin(*given: object) -> Process:
+    """Begin a conversion in a fork of a process that has imported what this one has."""
+    kept = {"anyio", "hypothesis", "jax", "penstock", "pytest", "tests"}
+    imported = [name for name in sys.modules if name.partition(".")[0] in kept]
+    return fork(convert_by_command, [str(each) for each in given], imported)
+
+
+def kill_one(folder: Path, leaves: Leaves, rules: Sequence[Rule], rng: random.Random) -> Counter[str]:
+    """Kill conversions of a tree and go on with them; return how many were killed, and how they ended."""
+    counts = Counter[str]()
+    wanted = apply_plainly(rules, leaves)
+    dtypes = {array.dtype.name for array in (*leaves.values(), *wanted.values())}
+    # A file is the same byte for byte; a checkpoint of Orbax's has names and times in it.
+    end = "" if dtypes & NOT_IN_TENSORS or not wanted else ".safetensors"
+    source, whole, target = folder / "source", folder / f"whole{end}", folder / f"made{end}"
+    penstock.sync.save(source, nested(leaves))
+    (folder / "rules.toml").write_text(Rules(rules, rest="keep").text)
+    options = ("--rules", folder / "rules.toml", "--memory", rng.choice(["1MiB", "4MiB"]))
+    since = time.monotonic()
+    assert begin(source, whole, *options).wait() == 0
+    longest = time.monotonic() - since
+    for attempt in range(rng.choice([1, 1, 1, 2, 3])):
+        process = begin(source, target, *options, *(["--resume"] if attempt else []))
+        try:
+            process.wait(rng.uniform(0, 1) * longest)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            counts["killed"] += 1
+        if process.poll() == 0:
+            counts["complete before they were killed"] += 1
+            break
+        if target.exists():  # then nothing but its end was left to do, and it must be whole
+            counts["killed after they were published"] += 1
+            break
+
+    if not target.exists():
+        assert begin(source, target, *options, "--resume").wait() == 0
+        counts["resumed"] += 1
+
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [target.name, "rules.toml", "source", whole.name]
+    )
+    if end:
+        assert target.read_bytes() == whole.read_bytes()
+
+    compare(named(penstock.sync.restore(target, split="." if end else None)), wanted)
+    return counts
 
 
 def kill_many(folder: Path, kills: int, seed: int) -> Counter[str]:
-    """Kill conversions of one tree and go on with them; return how many were killed, and how often."""
+    """Kill conversions of random trees until so many were; each is gone on with."""
     rng, counts = random.Random(seed), Counter[str]()
-    numbers = np.random.default_rng(seed)
-    tree: Leaves = {"qkv": numbers.normal(size=(900, 1800)), "embed": numbers.normal(size=(3000, 700))}
-    for at in range(6):
-        tree[f"layers.{at}.w"] = numbers.integers(0, 2**31, (700, 900), dtype=np.int32)
 
-    penstock.sync.save(folder / "source", nested(tree))
-    (folder / "rules.toml").write_text(LARGE.text)
-    command = [sys.executable, "-m", "penstock", "convert", str(folder / "source")]
-    options = ["--rules", str(folder / "rules.toml"), "--memory", "16MiB"]
+    @seeded(seed)
+    @settings(
+        max_examples=10 * kills,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],  # another tree is killed at another moment
+        suppress_health_check=SLOW_TO_DRAW,
+    )
+    @given(trees_with_rules(most_axes=3, sizes=(1, 64)))
+    def one(drawn: tuple[Leaves, list[Rule]]) -> None:
+        if counts["killed"] >= kills:
+            return
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            counts.update(kill_one(Path(place), *drawn, rng))
 
-    def run(target: Path, *more: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*command, str(target), *options, *more], stdout=subprocess.DEVNULL)
+        counts.update([f"killed trees with {rule.operation}" for rule in drawn[1]])
 
-    whole, since = folder / "whole.safetensors", time.monotonic()
-    assert run(whole).wait() == 0
-    longest = time.monotonic() - since
-    target = folder / "made.safetensors"
-    while counts["killed"] < kills:
-        for attempt in range(rng.choice([1, 1, 1, 2, 3])):
-            process = run(target, "--resume") if attempt else run(target)
-            try:
-                process.wait(rng.uniform(0.3, 1) * longest)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                counts["killed"] += 1
-            if process.returncode == 0:
-                counts["complete before it was killed"] += 1
-                break
-            if target.exists():  # then nothing but its end was left to do, and it must be whole
-                counts["killed after it was published"] += 1
-                break
-
-        if not target.exists():
-            assert run(target, "--resume").wait() == 0
-            counts["resumed"] += 1
-
-        assert target.read_bytes() == whole.read_bytes()
-        assert sorted(path.name for path in folder.iterdir()) == [
-            *("made.safetensors", "rules.toml", "source", "whole.safetensors"),
-        ]
-        target.unlink()
-
+    one()
+    assert counts["killed"] >= kills, counts
     return counts
 
 
