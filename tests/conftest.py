@@ -59,6 +59,7 @@ BOTH_LOOPS = (
 stage is cancelled is shown on both, too: in that they differ."""
 
 DISK = (
+    "tests/handlers/leaves/test_spill.py",
     "tests/handlers/stores/test_",
     "tests/checkpointer/test_direct_io_saves.py",
     "tests/checkpointer/test_failed_syncs.py",

@@ -321,6 +321,7 @@ IS_ALSO_ABOUT = {
     "handlers/formats/codecs": ("handlers.leaves",),
     "handlers/formats/safetensors/test_many_tensors.py": ("stages.planning",),
     "handlers/layouts/test_discovery.py": ("inspection",),
+    "handlers/leaves/test_spill.py": ("handlers.stores", "kernel.memory"),
     "interop": ("handlers.formats",),
     "keeper": ("handlers.stores", "kernel.memory"),
     "keeper/test_memory_tier.py": ("handlers.formats", "steps"),

@@ -2,8 +2,9 @@
 
 `python -m tests.bench.conversion` measures a source of 2 GiB. `--whole` converts 24 GiB, one leaf of them of
 8 GiB, under a budget of 256 MiB. `--shared` lets one process and then two convert into a store that takes
-so many bytes a second of each. `--only` measures one rule. Each conversion is a process of its own; the
-sources are made up on the way, and all files are deleted in the end. Every way syncs what it wrote.
+so many bytes a second of each. `--only` measures one rule, and `--leaf` says how large that one leaf is.
+Each conversion is a process of its own; the sources are made up on the way, and all files are deleted in the
+end. Every way syncs what it wrote.
 """
 
 from __future__ import annotations
@@ -290,10 +291,12 @@ def rows_of_time(folder: Path, nbytes: int, rounds: int, rules: Sequence[str]) -
     return lines
 
 
-def rows_of_memory(folder: Path, nbytes: int, rules: Sequence[str]) -> list[str]:
-    """Convert many times the budget, of which a third is one leaf."""
+def rows_of_memory(folder: Path, nbytes: int, large: int, rules: Sequence[str]) -> list[str]:
+    """Convert many times the budget, of which so much is one leaf.
+
+    On the disk are the source, the result, and of what is transposed the temporary file of the large leaf.
+    """
     source = folder / "source.safetensors"
-    large = nbytes // 3
     rest = {f"layers.{at}.w": (nbytes - large) // 7 // COLUMNS // 8 * COLUMNS * 8 for at in range(1, 8)}
     lines = [f"| {nbytes / GIB:.0f} GiB | s | extra memory, MiB |"]
     for rule in rules:
@@ -322,6 +325,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=RULES, help="measure this rule; repeatable")
     parser.add_argument("--whole", type=float, default=0.0, metavar="GIB", help="measure memory with so much")
+    parser.add_argument("--leaf", type=float, metavar="GIB", help="of them are one leaf; a third by default")
     parser.add_argument(
         "--here", nargs=4, metavar=("WAY", "SOURCE", "TARGET", "RULE"), help=argparse.SUPPRESS
     )
@@ -343,7 +347,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-conversion-") as name:
         folder = Path(name)
         if options.whole:
-            lines = rows_of_memory(folder, int(options.whole * GIB), rules)
+            large = int((options.leaf or options.whole / 3) * GIB)
+            lines = rows_of_memory(folder, int(options.whole * GIB), large, rules)
         elif options.shared:
             lines = rows_of_processes(folder, int(options.gib * GIB), options.rounds, rules)
         else:

@@ -14,6 +14,8 @@ import pytest
 from penstock.errors import StorageError
 from penstock.handlers.leaves.blocks import HostRegion
 from penstock.handlers.leaves.spill import Spill
+from penstock.handlers.stores.data_file import PAGE, cached_bytes, takes_direct_io
+from penstock.kernel.memory.buffers import anonymous_memory
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -51,6 +53,35 @@ def test_any_region_is_what_the_blocks_were_made_of(
 
     assert len(asked) == len(set(asked))  # each block is made once
     assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
+def on_a_page(data: memoryview) -> memoryview:
+    """Return the same bytes in memory that may be written past the page cache."""
+    memory = anonymous_memory(len(data))
+    memory[:] = data
+    return memory
+
+
+@pytest.mark.parametrize("on_pages", [False, True])
+def test_whole_pages_pass_by_the_page_cache(tmp_path: Path, on_pages: bool) -> None:
+    values = np.arange(64 * 1024 * 21, dtype=np.uint32).astype(np.uint16).reshape(64, 1024, 21)
+    whole: Bounds = ((0, 64), (0, 1024), (0, 21))
+
+    def read(bounds: Bounds) -> memoryview:
+        data = block_of(values, bounds)
+        return on_a_page(data) if on_pages else data
+
+    spill = Spill(whole, 2, (64, 411, 21), str(tmp_path), read)
+    for bounds in (whole, ((3, 9), (0, 1024), (0, 21)), ((1, 63), (400, 1001), (2, 20))):
+        wanted = values[tuple([slice(lo, hi) for lo, hi in bounds])]
+        assert np.array_equal(filled(spill, bounds), wanted)
+        assert np.array_equal(filled(spill, bounds, 100_000), wanted)
+
+    cached = cached_bytes(spill._file, 0, values.nbytes)
+    if not takes_direct_io(spill._file) or cached is None:
+        pytest.skip("the temporary folder is on no disk that direct transfers are used for")
+    if on_pages:
+        assert cached <= 3 * PAGE  # the last of each block
 
 
 def test_a_part_of_a_leaf_makes_the_blocks_of_that_part_alone(tmp_path: Path) -> None:
