@@ -296,8 +296,10 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     trees: BoundedCache[ByIdentity, SavedTree] = run.caches.saved_trees
     asked = each_leaf(run.request.save_args, infos, run.process)
     is_local = run.operation.is_local
-    # By identity, never by trust: the structure cache returns the same object only for an equal tree.
-    known = trees.get(ByIdentity(infos))
+    # By identity, never by trust: the structure cache returns the same object only for an equal tree. And by
+    # layout: in a bucket, or with another codec, the same leaves are stored in other chunks.
+    key = ByIdentity(infos, run.layout.arrays)
+    known = trees.get(key)
     if known is not None and (known.save_args != asked or known.is_local != is_local):
         known = None
 
@@ -317,7 +319,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
             run.layout.check(leaves.without_values())
             n_described = sum([len(each.stored) for each in found.descriptions.values()])
             nbytes = _BYTES_OF_A_LEAF * len(infos) + _BYTES_OF_A_DESCRIPTION * n_described
-            trees.put(ByIdentity(infos), found, nbytes)
+            trees.put(key, found, nbytes)
 
     specs, changes, sizes_known = found.specs, dict[int, LeafChange](), not found.coded
     if message.changes:

@@ -334,6 +334,7 @@ IS_ALSO_ABOUT = {
     "proofs": ("checkpointer", "handlers", "keeper", "kernel", "stages", "testing"),
     "proofs/forked_keepers.py": ("steps",),
     "proofs/tiers.py": ("steps", "stores"),
+    "rewriting": ("handlers.formats", "stores", "verification"),
     "release/test_release.py": ("handlers.formats",),
     "stages/joint/test_part_columns.py": ("handlers", "stages.messages"),
     "stages/pytree/test_description_cache.py": ("handlers.formats",),

@@ -21,6 +21,7 @@ from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import running_of
 from penstock.handlers.formats.leaf_table import show_key_path
 from penstock.handlers.formats.orbax.checkpoint_documents import (
+    Origin,
     content_of,
     encode_checkpoint_metadata,
     encode_mark,
@@ -194,7 +195,9 @@ class CompositeLayout:
                 else:
                     tree = EncodedTree(TreeColumns.of(found), self._form, part.custom_metadata)
 
-                yield from _below(part.directory, tree.documents(written, committed_ns, of_part))
+                of_tree = None if self._origin is None else self._origin.below(part.directory)
+                made = tree.documents(written, committed_ns, of_part, origin=of_tree)
+                yield from _below(part.directory, made)
 
         about = encode_checkpoint_metadata(
             started_ns=started_ns,
@@ -202,7 +205,15 @@ class CompositeLayout:
             custom_metadata=custom_metadata,
             item_handlers=self._parts.handlers,
         )
-        return self._with_about(of_trees(), Document(CHECKPOINT_METADATA, about), beside)
+        document = Document(CHECKPOINT_METADATA, about)
+        if self._origin is not None:
+            document = self._origin.kept(document)
+
+        return self._with_about(of_trees(), document, beside)
+
+    @property
+    def _origin(self) -> Origin | None:
+        return self.arrays.origin if isinstance(self.arrays, OrbaxLayout) else None
 
     def _part(self, leaf: Leaf) -> TreePart:
         keys = leaf.info.keys
@@ -245,7 +256,7 @@ class CompositeLayout:
 
         yield about
         yield Document(INTEGRITY, record)
-        yield Document(COMMIT_MARK, encode_mark(record))
+        yield Document(COMMIT_MARK, encode_mark(record, (self._origin or Origin(None)).mark))
 
 
 def _within(part: TreePart, info: ParamInfo) -> ParamInfo:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,12 +25,14 @@ import jax
 import numpy as np
 from tests.object_server import BUCKET, CREDENTIALS
 
+from penstock import SaveFormat
 from penstock.config import Config
 from penstock.handlers import ArrayHandler, default_handlers
 from penstock.handlers.stores.keeper.keeper_store import KeeperStore
 from penstock.keeper.process import arguments
 from penstock.kernel.errors import KeeperLostError
 from penstock.steps import CheckpointManager, Memory, Never
+from penstock.telemetry import Promotion
 
 MIB: Final = 2**20
 ROUNDS: Final = 12
@@ -209,6 +211,69 @@ async def saves_beside_a_slow_root(endpoint: str) -> None:
     compared("the loop held up, ms", later(held_up), 400)
 
 
+class Brought:
+    """An observer that adds up what the processes that encode have taken."""
+
+    def __init__(self) -> None:
+        self.processor_s = 0.0
+
+    def observing(self, kind: str, path: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def watching(self, statistics: object) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def promoted(self, promotion: Promotion, /) -> None:
+        self.processor_s += promotion.processor_s or 0.0
+
+
+async def saves_with_a_codec(folder: Path) -> None:
+    """Save 128 MiB with and without zstd, with and without a tier, until they are in the root, by turns."""
+    plain, zstd = SaveFormat(), SaveFormat(codec="zstd:1")
+    kinds: dict[str, tuple[SaveFormat, tuple[Memory, ...]]] = {
+        "plain": (plain, ()),
+        "zstd": (zstd, ()),
+        "plain, through memory": (plain, (Memory(),)),
+        "zstd, through memory": (zstd, (Memory(),)),
+    }
+    taken = {name: (Rounds(), Rounds()) for name in kinds}  # until kept, and until it is in the root
+    brought = Brought()
+    async with AsyncExitStack() as opened:
+        managers: dict[str, CheckpointManager] = {}
+        for number, (name, (form, tiers)) in enumerate(kinds.items()):
+            root = folder / f"codec{number}"
+            made = CheckpointManager(root, tiers=tiers, save_format=form, keep=2, observers=[brought])
+            managers[name] = await opened.enter_async_context(made)
+
+        for step in range(ROUNDS + 1):
+            state = {
+                f"w{number}": jax.numpy.arange(4 * MIB, dtype="float32") * (step + 1.5) for number in range(8)
+            }
+            cast("Any", jax).block_until_ready(state)
+            for name, manager in managers.items():
+                timed = Timed()
+                save = await manager.save(step, state)
+                assert save is not None
+                await save.kept()
+                taken[name][0].append(timed.taken())
+                await save
+                await manager.wait()
+                taken[name][1].append(timed.taken())
+
+    titled("128 MiB in 8 arrays, with and without zstd:1")
+    for name, (kept, durable) in taken.items():
+        shown(f"{name}: kept", kept)
+        shown(f"{name}: in the root", durable)
+
+    own = {name: later(durable, PROCESSOR) for name, (_, durable) in taken.items()}
+    late = own["zstd, through memory"]
+    sys.stdout.write(
+        f"processor of what encodes, for each: {1000 * brought.processor_s / (ROUNDS + 1):.1f}\n"
+    )
+    compared("zstd / plain, both through memory: processor", late / own["plain, through memory"], 1.1)
+    compared("zstd through memory / plain without: processor", late / own["plain"], 1.1)
+
+
 @contextmanager
 def keeper(folder: Path) -> Generator[None]:
     """Run a keeper, which is the one of this process."""
@@ -247,6 +312,8 @@ def main() -> int:
             anyio.run(ready, folder / "ready", large, "512 MiB in 8 arrays, pages ready")
         with keeper(folder):
             anyio.run(saves, folder / "small", small, "4,000 leaves of 1 KiB")
+        with keeper(folder):
+            anyio.run(saves_with_a_codec, folder)
         with keeper(folder):
             anyio.run(saves_beside_a_slow_root, endpoint)
     finally:

@@ -14,6 +14,7 @@ from __future__ import annotations
 __all__ = (
     "PYTREE_HANDLER",
     "CheckpointDocument",
+    "Origin",
     "SealedDocuments",
     "check_record",
     "content_of",
@@ -22,6 +23,7 @@ __all__ = (
     "documents_below",
     "encode_checkpoint_metadata",
     "encode_mark",
+    "identity_in_mark",
     "is_left_of",
     "mark_without_digest",
     "read_checkpoint_metadata",
@@ -55,6 +57,7 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import Document
 
 PYTREE_HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 """The handler recorded for a flat checkpoint; Orbax v0 and v1 know it."""
@@ -361,6 +364,7 @@ def check_record(path: str, data: bytes | None, expected: Digest | None) -> None
 _LINE: Final = re.compile(
     rf"^{INTEGRITY}: (\d{{1,18}}) bytes, crc32c ([0-9a-f]{{8}})$".encode(), re.MULTILINE
 )
+_MADE_OF: Final = re.compile(rb"^made of: (\d{1,18}) bytes, crc32c ([0-9a-f]{8})$", re.MULTILINE)
 
 
 def encode_mark(integrity: bytes | None = None, text: bytes = COMMIT_MARK_TEXT) -> bytes:
@@ -385,8 +389,57 @@ def mark_without_digest(text: bytes) -> bytes:
 
 def digest_in_mark(data: bytes) -> Digest | None:
     """Return the digest in a mark; None if there is none, as in those of Orbax and of penstock 0.1."""
-    found = _LINE.search(data)
+    return _digest(_LINE.search(data))
+
+
+def identity_in_mark(data: bytes) -> Digest | None:
+    """Return the digest that two checkpoints have in common if one is a copy of the other, or made of it.
+
+    It is that of the checkpoint itself, or of what its values were first stored as; None as in
+    `digest_in_mark`.
+    """
+    own, first = digest_in_mark(data), _digest(_MADE_OF.search(data))
+    return own if own is None or first is None else first
+
+
+def _digest(found: re.Match[bytes] | None) -> Digest | None:
     return None if found is None else Digest(int(found[1]), int(found[2], 16))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A checkpoint of which another one is made that has the same values, stored with another codec."""
+
+    identity: Digest | None  #: see `identity_in_mark`
+    documents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """Those that the other one has, too, byte for byte; by name in it."""
+    digests: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict[str, Mapping[str, bytes]])
+    """Of leaves, by directory and stored name."""
+
+    def below(self, directory: str) -> Origin:
+        """Return what is about an item, named from its directory."""
+        prefix = f"{directory}/"
+        documents = {
+            name.removeprefix(prefix): data
+            for name, data in self.documents.items()
+            if name.startswith(prefix)
+        }
+        return Origin(None, documents, {"": self.digests.get(directory, {})})
+
+    def kept(self, document: Document) -> Document:
+        """Return a document of the other one as it is here, if it is to be the same."""
+        data = self.documents.get(document.path)
+        return document if data is None else Document(document.path, data)
+
+    @property
+    def mark(self) -> bytes:
+        """The text of the commit mark of the other one, without the digest of its record."""
+        if self.identity is None:
+            return COMMIT_MARK_TEXT
+
+        line = f"made of: {self.identity.nbytes} bytes, crc32c {self.identity.crc32c:08x}"
+        return COMMIT_MARK_TEXT + b"\n" + line.encode()
 
 
 _NOT_RECORDED: Final = frozenset({INTEGRITY, COMMIT_MARK, DELETION})

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Final, cast, final
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import columns_of
 from penstock.handlers.formats.orbax.checkpoint_documents import (
+    Origin,
     content_of,
     encode_checkpoint_metadata,
     encode_mark,
@@ -72,6 +73,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document, WrittenLeaves
 
 _BYTES_OF_A_LEAF: Final = 512
+_NO_ORIGIN: Final = Origin(None)
 
 
 @final
@@ -115,6 +117,7 @@ class EncodedTree:
         digests: Mapping[str, bytes],
         beside: Sequence[Document] = (),
         about: Document | None = None,
+        origin: Origin | None = None,
     ) -> Iterator[Document]:
         """Make the documents of the tree and the record of all of them, one after another.
 
@@ -125,18 +128,23 @@ class EncodedTree:
             beside: Documents that were written already, for the record.
             about: What is said of the whole checkpoint, if the tree is one; it ends with the mark then, which
                 has the digest of the record. None if it is an item, named from the item's directory.
+            origin: Of which it is made; its documents and digests are kept.
 
         Raises:
             PenstockError: If the pieces of a chunk do not tile it: when the first document is asked for.
         """
         found: dict[str, integrity.Digest] = {}
-        for document in self._own_documents(batches, committed_ns):
+        origin = origin or _NO_ORIGIN
+        for made in self._own_documents(batches, committed_ns):
+            document = origin.kept(made)
+            del made
             found[document.path] = integrity.digest_of(document.data)
             yield document
             del document  # while the next one is made
 
         content: Mapping[str, object] | None = None
         if about is not None:
+            about = origin.kept(about)
             found[about.path] = integrity.digest_of(about.data)
             content = content_of(about.path, about.data)
             yield about
@@ -144,10 +152,12 @@ class EncodedTree:
         for document in beside:
             found[document.path] = integrity.digest_of(document.data)
 
-        record = integrity.encode_files(columns_of(batches), digests, found, content)
+        record = integrity.encode_files(
+            columns_of(batches), digests or origin.digests.get("", {}), found, content
+        )
         yield Document(INTEGRITY, record)
         if about is not None:
-            yield Document(COMMIT_MARK, encode_mark(record))
+            yield Document(COMMIT_MARK, encode_mark(record, origin.mark))
 
     def _own_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> Iterator[Document]:
         index = self._made_index() if self._documents is None else self._index
@@ -217,6 +227,12 @@ def _joined(path: str, slices: Iterable[bytes]) -> Document:
     return Document(path, content.getvalue())
 
 
+def _is_as_described(form: SaveFormat) -> bool:
+    """True if every leaf is stored as its handler describes it."""
+    plain = SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr, replica_parallel=form.replica_parallel)
+    return form == plain and not form.replica_parallel
+
+
 def check_names(tree: TreeColumns, form: SaveFormat | None = None, *, single: bool = False) -> None:
     """Refuse two values with one name, and strings that could not be found under their names.
 
@@ -271,6 +287,7 @@ class OrbaxLayout:
         tree_custom_metadata: Any JSON that is stored with the tree of each flat checkpoint, next to what is
             stored with the checkpoint.
         directory: Says that it writes no whole checkpoints, but trees in place.
+        origin: Of which the checkpoints are made that it writes.
     """
 
     __slots__ = (
@@ -282,6 +299,7 @@ class OrbaxLayout:
         "_trees",
         "caches",
         "directory",
+        "origin",
         "save_format",
     )
 
@@ -293,16 +311,16 @@ class OrbaxLayout:
         plain_chunk: int | None = None,
         tree_custom_metadata: Any = None,
         directory: TreeDirectory | None = None,
+        origin: Origin | None = None,
     ) -> None:
         if not isinstance(cast("object", form), SaveFormat | None):
             raise SpecError(f"form is a penstock.SaveFormat, not {form!r}")
 
-        self.directory = directory
+        self.directory, self.origin = directory, origin
         self._custom = tree_custom_metadata
         self._coded_chunk, self._plain_chunk = coded_chunk, plain_chunk
         self.save_format = form = SaveFormat() if form is None else form  #: how arrays are written
-        plain = SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr, replica_parallel=form.replica_parallel)
-        self._as_described = form == plain and not form.replica_parallel and plain_chunk is None
+        self._as_described = _is_as_described(form) and plain_chunk is None
         self._remembered = RememberedDocuments()
         self._trees: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(2)  # of 10,000 leaves: 5 MB each
         self.caches: Sequence[BoundedCache[Any, Any]]  #: see `Caching`
@@ -312,6 +330,13 @@ class OrbaxLayout:
         """Return this layout for trees in which a handler may keep leaves of these types in its own files."""
         other = copy.copy(self)
         other.directory = replace(self.directory or TreeDirectory(), foreign=typestrs)
+        return other
+
+    def with_codec(self, codec: str) -> OrbaxLayout:
+        """Return this layout with another codec; both have their caches in common."""
+        other = copy.copy(self)
+        other.save_format = replace(self.save_format, codec=codec)
+        other._as_described = _is_as_described(other.save_format) and self._plain_chunk is None
         return other
 
     @property
@@ -392,7 +417,8 @@ class OrbaxLayout:
             started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
         )
         about = Document(CHECKPOINT_METADATA, encoded)
-        return self.tree(leaves, self._custom).documents(batches, committed_ns, digests, beside, about)
+        tree = self.tree(leaves, self._custom)
+        return tree.documents(batches, committed_ns, digests, beside, about, self.origin)
 
     def tree(self, leaves: Sequence[Leaf], custom_metadata: Any) -> EncodedTree:
         """Return the tree encoded; from the cache, unless it has metadata of its own."""

@@ -131,6 +131,25 @@ class Engine:
         saving, restoring = self.pipelines.of_scheme(scheme)
         return replace(self, store=store, layout=layout, saving=saving, restoring=restoring)
 
+    @property
+    def codec(self) -> str | None:
+        """The codec that saves write with, `"none"` for none; None if the layout knows no codecs."""
+        arrays = self.written.arrays
+        return arrays.save_format.codec if isinstance(arrays, OrbaxLayout) else None
+
+    def with_codec(self, codec: str) -> Engine:
+        """Return the engine for saves with another codec; its layout must know codecs."""
+        layout = _with_codec(self.layout, codec)
+        written = layout.written if isinstance(layout, AutoLayout) else layout
+        pipelines = self.pipelines.for_layout(written)
+        return replace(
+            self,
+            layout=layout,
+            bucket_layouts={size: _with_codec(each, codec) for size, each in self.bucket_layouts.items()},
+            pipelines=pipelines,
+            saving=pipelines.local[0],
+        )
+
     def with_progress(self, progress: ShowProgress) -> Engine:
         """Return the engine for one save or restore, which shows its progress.
 
@@ -354,6 +373,14 @@ def make_engine(parts: CheckpointerParts) -> Engine:
         *pipelines.local,
         observers=(*parts.observers, *observers_of(options.telemetry), keeper),
     )
+
+
+def _with_codec(layout: Layout | AutoLayout, codec: str) -> Layout | AutoLayout:
+    if isinstance(layout, AutoLayout):
+        return replace(layout, written=cast("Layout", _with_codec(layout.written, codec)))
+
+    assert isinstance(layout, OrbaxLayout), "others know no codecs"
+    return layout.with_codec(codec)
 
 
 def needed_besides(options: Config) -> NeededModules:

@@ -245,16 +245,24 @@ class Operations:
         self, registry: HandlerLookup, layout: Layout | AutoLayout | None, coordinator: Coordinator | None
     ) -> Operations:
         """Return the same, with other handlers, and perhaps another layout and another coordinator."""
-        other = object.__new__(Operations)
         engine = self.engine
-        other.engine = replace(
-            engine,
-            registry=registry,
-            layout=layout or engine.layout,
-            bucket_layouts={} if layout is not None else engine.bucket_layouts,
-            coordinator=coordinator or engine.coordinator,
+        return self._with_engine(
+            replace(
+                engine,
+                registry=registry,
+                layout=layout or engine.layout,
+                bucket_layouts={} if layout is not None else engine.bucket_layouts,
+                coordinator=coordinator or engine.coordinator,
+            )
         )
-        other.life = self.life
+
+    def with_codec(self, codec: str) -> Operations:
+        """Return the same, with another codec; see `Engine.with_codec`."""
+        return self if codec == self.engine.codec else self._with_engine(self.engine.with_codec(codec))
+
+    def _with_engine(self, engine: Engine) -> Operations:
+        other = object.__new__(Operations)
+        other.engine, other.life = engine, self.life
         return other
 
     async def save(self, request: SaveRequest, tree: object, onward: Onward | None = None) -> SaveFuture:

@@ -13,8 +13,9 @@ __all__ = (
     "with_options",
 )
 
+from copy import copy
 from dataclasses import replace
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeAlias, TypeVar, cast, final
 
 from penstock.checkpointer.parts import CheckpointerParts
 from penstock.config.config import FlowOptions
@@ -45,6 +46,7 @@ from penstock.stages.read import Read
 from penstock.stages.write import Write
 
 RunT = TypeVar("RunT")
+_Pair: TypeAlias = tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]
 STAGED_AHEAD = 4096
 """Messages that may wait behind `device_to_host`, so that a save is staged long before it is written. The
 regulator bounds the bytes copied for them; leaves that are not copied cost none."""
@@ -104,6 +106,13 @@ def fitting_pipeline(
         return pipeline
 
     return pipeline.configure("write", file_bytes=size or UNLIMITED)
+
+
+def _without_idle(pipeline: Pipeline[SaveRun], layout: Layout) -> Pipeline[SaveRun]:
+    """Return `pipeline` without the stage that encodes, if the layout has no codec."""
+    is_coded = layout.arrays is not None and layout.arrays.save_format.leaf_codec is not None
+    encodes = "encode" in pipeline.names and isinstance(pipeline["encode"], Encode)
+    return pipeline.without("encode") if encodes and not is_coded else pipeline
 
 
 def _with_stage(pipeline: Pipeline[SaveRun], name: str, stage: Stage[SaveRun]) -> Pipeline[SaveRun]:
@@ -238,13 +247,13 @@ class FittedPipelines:
         self._parts = parts
         self._layout = layout
         self._joint = joint
-        self._by_concurrency: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}
+        self._by_concurrency: dict[int, _Pair] = {}
         self._given: BoundedCache[tuple[ByIdentity, bool, bool], Pipeline[SaveRun]] = BoundedCache(4)
         self.local = self._fitted(save_pipeline(), restore_pipeline())
         for scheme in SCHEMES.own:  # now, or an option that does not fit would be found by the first call
             self.of_scheme(scheme)
 
-    def of_scheme(self, scheme: str) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
+    def of_scheme(self, scheme: str) -> _Pair:
         """Return those for what is in a bucket."""
         # What waits for a network needs more threads than what waits for a disk.
         at_once = self._parts.config.store.of_scheme(scheme).concurrency
@@ -255,6 +264,18 @@ class FittedPipelines:
             )
 
         return self._by_concurrency[at_once]
+
+    def for_layout(self, layout: Layout) -> FittedPipelines:
+        """Return the same pipelines, of those who save with another layout."""
+        other = copy(self)
+        other._layout, other._given = layout, BoundedCache(4)
+
+        def refitted(fitted: _Pair) -> _Pair:
+            return _without_idle(fitting_pipeline(fitted[0], layout, joint=self._joint), layout), fitted[1]
+
+        other.local = refitted(self.local)
+        other._by_concurrency = {n: refitted(each) for n, each in self._by_concurrency.items()}
+        return other
 
     def for_save(
         self, given: Pipeline[SaveRun], layout: Layout, *, joint: bool, links: bool
@@ -275,9 +296,7 @@ class FittedPipelines:
 
         return self._given.get_or_make((ByIdentity(given, layout), joint, links), fitted, lambda _: 0)
 
-    def _fitted(
-        self, saving: Pipeline[SaveRun], restoring: Pipeline[RestoreRun]
-    ) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
+    def _fitted(self, saving: Pipeline[SaveRun], restoring: Pipeline[RestoreRun]) -> _Pair:
         """Return the caller's pipelines, or those for where there are none, with all that is configured."""
         parts = self._parts
         saving = saving if parts.save_pipeline is None else parts.save_pipeline

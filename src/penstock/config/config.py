@@ -74,6 +74,7 @@ from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
 from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.handlers.stores.keeper.keeper_options import KeeperOptions
+from penstock.kernel.codecs import AUTO, check_codec
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.options import (
     TABLES,
@@ -213,6 +214,7 @@ class TierOptions:
         peers: Of memory: to the keepers of how many other hosts of a job each step goes.
         step_bytes: Of memory: about how many bytes of a step this process saves; pages for the first one are
             made ready on opening. `"auto"` for as many as the newest step has.
+        codec: Of a disk: as of `[format]`, for the steps here; None for none, they are encoded on their way.
     """
 
     kind: Literal["memory", "disk"] = "disk"
@@ -223,6 +225,7 @@ class TierOptions:
     limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
     peers: int = field(default=0)
     step_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
+    codec: str | None = None
 
     def __post_init__(self) -> None:
         fit_fields(self, "tier")
@@ -234,6 +237,10 @@ class TierOptions:
         for name in ("limit_bytes", "step_bytes"):
             if not is_memory and getattr(self, name) != "auto":
                 raise ConfigError(f"tier.{name}", 'is for a tier with kind = "memory"')
+        if self.codec is not None:
+            check_codec("tier.codec", self.codec, others=("none", AUTO))
+            if is_memory:
+                raise ConfigError("tier.codec", "is for a tier with a path; in memory steps are plain")
         if self.peers < 0 or (self.peers and not is_memory):
             raise ConfigError("tier.peers", 'is how many hosts, for a tier with kind = "memory"')
 

@@ -176,9 +176,11 @@ class Promotion:
 
     path: str  #: of the step there
     tier: str  #: `disk`, `memory`, `root`, or the scheme of a bucket
-    nbytes: int  #: that were copied
+    nbytes: int  #: that came there: with another codec than before, as it is stored now
     seconds: float  #: that the copy took
     lag_s: float | None  #: seconds since its save began; None if that was in an earlier process
+    processor_s: float | None = None
+    """Of the process that encoded it, with a low priority; None if files were copied, or this one encoded."""
 
 
 @final

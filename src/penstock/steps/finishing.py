@@ -26,6 +26,7 @@ from penstock.handlers.coordinators.store_key_values import StoreKeyValues
 from penstock.handlers.stores.publishing.paths import OF_PROCESSES, path_or_url
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CoordinationError, PenstockError, RootInUseError
+from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.steps.keep_policies import KeepAll
 from penstock.steps.manager import CheckpointManager
 from penstock.steps.tier_record import TierRecord, read_record
@@ -67,8 +68,14 @@ async def finish(tier: str, limits: JobLimits = LIMITS) -> bool:
         return False
 
     inside = path_of(memory, record.root, process)
-    tiers = [memory if each == inside else Disk(each, keep=KeepAll()) for each in record.tiers]
-    manager = partial(CheckpointManager, record.root, tiers=tiers, names=record.names)
+    forms = {each: SaveFormat(**form) for each, form in record.formats.items()}
+    codecs = {each: form.codec for each, form in forms.items()}
+    tiers = [
+        memory if each == inside else Disk(each, keep=KeepAll(), codec=codecs.get(each))
+        for each in record.tiers
+    ]
+    form = forms.get(record.root)
+    manager = partial(CheckpointManager, record.root, tiers=tiers, names=record.names, save_format=form)
     try:
         if process is None:
             async with manager() as opened:

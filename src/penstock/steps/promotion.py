@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from anyio import CancelScope, Event, move_on_after
 from anyio.abc import TaskGroup
@@ -32,6 +32,8 @@ from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import (
     CoordinationError,
     CorruptCheckpointError,
+    DestinationExistsError,
+    ExpansionError,
     KeeperLostError,
     NotACheckpointError,
     PathError,
@@ -42,11 +44,13 @@ from penstock.kernel.errors import (
     SaveCancelledError,
     SpecError,
     StorageError,
+    UnsupportedFormatError,
 )
 from penstock.kernel.options import environment_of
 from penstock.kernel.pipeline.failures import without_frame
 from penstock.kernel.pipeline.pipeline import Milestone
 from penstock.kernel.protocols.build_place import BuildPlace
+from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.reports.report import Promotion, SaveReport
 from penstock.steps.catalogue import NamedSteps
 from penstock.steps.joint_tiers import FoundPart, WholeStep, find_parts
@@ -71,6 +75,7 @@ from penstock.verification.copying import (
 if TYPE_CHECKING:
     from penstock.handlers.stores.keeper.keeper_store import KeeperStore
     from penstock.kernel.protocols.stores import Store
+    from penstock.rewriting.encoder import Encoder
 
 WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Between two tries of a promotion that fails; the last one again and again."""
@@ -88,6 +93,7 @@ class Level:
         options: The way in which the directory is used.
         there: Returns the steps that are here or coming, and whether one is coming; see `SaveDecisions`.
         tier: What it is; None for the root.
+        form: How steps are stored here; None where they are copied as they are.
 
     Raises:
         ConfigError: If this system has no such tier.
@@ -103,10 +109,12 @@ class Level:
         options: RootOptions,
         there: Callable[[Level], tuple[Sequence[int], bool]],
         tier: Tier | None = None,
+        form: SaveFormat | None = None,
     ) -> None:
         self.path = path
         self.engine = engine.at(path)
         self.tier, self._writes, self.names = tier, options.writes, names
+        self.form = form  #: how steps are stored here; None if they are copied as they are
         self._keeper = _keeper_of(path, self.engine.store)
         if isinstance(tier, Memory) and self._keeper is None:
             raise SpecError("a tier in memory is in the keeper's store; leave out store=, or use Disk")
@@ -425,8 +433,11 @@ class Promotions:
     ) -> None:
         self._levels = levels
         self._threads = threads = Threads(COPY_WORKERS)
+        self._encoder: Encoder | None = None
         self._promoters = {
-            level: _Promoter(level, levels[:number], threads, self._pass_on, after, waits_s)
+            level: _Promoter(
+                level, levels[:number], threads, self._encode_with, self._pass_on, after, waits_s
+            )
             for number, level in enumerate(levels)
             if number
         }
@@ -549,6 +560,11 @@ class Promotions:
             problem = NotACheckpointError(promoter.path_of(step), "the step was deleted")
             await promoter.drop(step, problem)
 
+    async def close(self) -> None:
+        """End what encodes; nothing is copied any more."""
+        if self._encoder is not None:
+            await self._encoder.close()
+
     def end(self, because: BaseException | None = None) -> None:
         """Break every promise that is left, as nothing is copied any more.
 
@@ -557,6 +573,16 @@ class Promotions:
         """
         for promoter in self._promoters.values():
             promoter.end(because)
+
+    def _encode_with(self) -> Encoder:
+        """Return what encodes steps; most managers need none."""
+        if self._encoder is None:
+            from penstock.rewriting.encoder import Encoder
+
+            engine = self._levels[-1].engine
+            self._encoder = Encoder(engine.config, engine.stores, engine.memory, engine.events)
+
+        return self._encoder
 
     def _pass_on(self, promoting: Promoting) -> None:
         """Bring a step that has come to a level to the next one, or fulfil its promise."""
@@ -572,6 +598,14 @@ class Promotions:
 
 
 @final
+class _Brought(NamedTuple):
+    """What it took to bring a step to a level."""
+
+    nbytes: int
+    processor_s: float | None = None  #: see `Promotion`
+
+
+@final
 class _Promoter:
     """Copies steps into one level, one after another. Of those that wait, the newest alone stays.
 
@@ -582,6 +616,7 @@ class _Promoter:
         level: Where they go.
         nearer: Where they come from, the nearest first.
         threads: For blocking calls.
+        encode_with: Returns what brings steps that get another codec.
         pass_on: Called with a step that has come.
         after: As for `Promotions`.
         waits_s: As for `Promotions`.
@@ -592,12 +627,13 @@ class _Promoter:
         level: Level,
         nearer: Sequence[Level],
         threads: Threads,
+        encode_with: Callable[[], Encoder],
         pass_on: Callable[[Promoting], None],
         after: Callable[[Level, int], Awaitable[object]],
         waits_s: Sequence[float],
     ) -> None:
         self._level, self._nearer = level, nearer
-        self._threads = threads
+        self._threads, self._encode_with = threads, encode_with
         self._pass_on, self._after = pass_on, after
         self._waits_s = waits_s
         self._job = level.opened.root.job
@@ -728,9 +764,9 @@ class _Promoter:
         with CancelScope() as self._scope:
             try:
                 if self._is_joint:
-                    nbytes = await self._bring_together(promoting.step, source)
+                    brought = _Brought(await self._bring_together(promoting.step, source))
                 else:
-                    nbytes = await self._bring(promoting)
+                    brought = await self._bring(promoting)
             except (StorageError, RootInUseError, ReplacedError) as error:
                 self._note_failed(error)
             except PenstockError as error:  # the same again would fail again
@@ -750,12 +786,14 @@ class _Promoter:
                     "step.promoted",
                     step=promoting.step,
                     tier=self._level.path,
-                    nbytes=nbytes,
+                    nbytes=brought.nbytes,
                     seconds=seconds,
+                    processor_s=brought.processor_s,
                 )
                 tier = "root" if self._level.tier is None else kind_of(self._level.path)
                 path = self.path_of(promoting.step)
-                told = Promotion(path, tier, nbytes, seconds, promoting.lag_s)
+                took = brought.nbytes, seconds, promoting.lag_s, brought.processor_s
+                told = Promotion(path, tier, *took)
                 tell_promotion(self._level.engine.observers, told, self._events)
                 await self._note_there(promoting)
                 return True
@@ -816,8 +854,8 @@ class _Promoter:
         level.catalogue.add(step, level.catalogue.name(step))
         return nbytes
 
-    async def _bring(self, promoting: Promoting) -> int:
-        """Copy a step from the nearest level where it is whole; return the bytes copied, 0 if it was here.
+    async def _bring(self, promoting: Promoting) -> _Brought:
+        """Copy a step from the nearest level where it is whole; return no bytes if it was here.
 
         Raises:
             PenstockError: If it cannot be copied, or no level has it.
@@ -825,19 +863,19 @@ class _Promoter:
         level, step = self._level, promoting.step
         await level.opened.root.hold()
         await level.retention.forget(step)
-        sources = {source: source.catalogue.path(step) for source in self._nearer if step in source.catalogue}
+        there = [source for source in self._nearer if step in source.catalogue]
+        there.sort(key=lambda source: source.form != level.form)  # to encode costs more than to read further
+        sources = {source: source.catalogue.path(step) for source in there}
         if promoting.stranded_from is not None and promoting.build is not None:
             sources = {promoting.stranded_from: promoting.stranded_from.catalogue.path(step)}
         elif step in level.catalogue and await self.is_same(step):
-            return 0
+            return _Brought(0)
 
         damage: CorruptCheckpointError | None = None
         refused: StorageError | None = None
         for source, path in sources.items():
-            stores = source.engine.store, level.engine.store
-            copier = CheckpointCopier(*stores, self._threads, level.engine.memory)
             try:
-                nbytes = await copier.copy(path, self.path_of(step), overwrite=step in level.catalogue)
+                brought = await self._bring_from(source, path, promoting)
             except CorruptCheckpointError as error:  # another tier may have it undamaged
                 self._events.error("step.damaged", path=path, error=repr(error))
                 damage = damage or error
@@ -849,13 +887,51 @@ class _Promoter:
                 continue
 
             level.catalogue.add(step, level.catalogue.name(step))
-            return nbytes
+            return brought
 
         nowhere = NotACheckpointError(self.path_of(step), "the step is in no nearer tier any more")
         try:
             raise refused or damage or nowhere
         finally:
             del refused, damage, nowhere  # or each kept its own frame, and so the memory of a stranded step
+
+    async def _bring_from(self, source: Level, path: str, promoting: Promoting) -> _Brought:
+        """Bring a step from one level, stored as it is to be here; what cannot be so is copied as it is.
+
+        Raises:
+            PenstockError: If it cannot be copied.
+        """
+        level, step = self._level, promoting.step
+        stores = source.engine.store, level.engine.store
+        overwrite = step in level.catalogue or await self._is_left(step)
+        if level.form is not None and level.form != source.form:
+            try:
+                encoded = await self._encode_with().encode(
+                    stores[0],
+                    path,
+                    stores[1],
+                    self.path_of(step),
+                    level.form,
+                    overwrite=overwrite,
+                    is_here_alone=promoting.stranded_from is not None,
+                )
+                return _Brought(encoded.nbytes, encoded.processor_s)
+            except PenstockError as error:
+                is_strange = isinstance(error, UnsupportedFormatError | ExpansionError)
+                is_damaged = isinstance(error, CorruptCheckpointError) and not is_strange
+                if is_damaged or isinstance(error, StorageError | DestinationExistsError):
+                    raise
+
+                # As what a handler wrote into files that it alone can read.
+                self._events.warning("step.not_encoded", step=step, tier=level.path, error=repr(error))
+
+        copier = CheckpointCopier(*stores, self._threads, level.engine.memory)
+        return _Brought(await copier.copy(path, self.path_of(step), overwrite=overwrite))
+
+    async def _is_left(self, step: int) -> bool:
+        """True if the try before has published a step, and failed after that: nobody else writes here."""
+        kind = self._level.engine.store.kind
+        return self._n_failed > 0 and await self._threads.run(kind, self.path_of(step)) is not None
 
     async def is_same(self, step: int) -> bool:
         """True if a step that is here is the one that the nearest level has, and no older one of its number.

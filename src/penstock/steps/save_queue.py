@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
@@ -19,6 +19,7 @@ from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.operations import Operations
 from penstock.checkpointer.save_future import SaveFuture, SavePromise
 from penstock.checkpointer.saves import Onward
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.stores.publishing.workspace import how_to_replace
 from penstock.kernel.concurrency.threads import Threads
@@ -42,6 +43,7 @@ from penstock.kernel.pipeline.pipeline import Milestone
 from penstock.kernel.pipeline.run_context import BaseIfWhole, SaveRequest
 from penstock.kernel.protocols.build_place import BuildPlace
 from penstock.kernel.protocols.coordinator import Operation, SoleOperation
+from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.reports.report import SaveReport
 from penstock.steps.joint_tiers import FoundPart, absent_levels, superseded, whole_step
 from penstock.steps.keep_policies import Metric, Mode, Needs, as_keep_policy
@@ -53,7 +55,7 @@ from penstock.steps.step_contents import step_items
 from penstock.steps.step_metrics import RankedMetrics, best_step
 from penstock.steps.step_names import NameFormat, StepNames
 from penstock.steps.tier_record import TierRecord, labels_of
-from penstock.steps.tiers import Memory, Tier, path_of
+from penstock.steps.tiers import Disk, Memory, Tier, path_of
 
 if TYPE_CHECKING:
     from penstock.steps.peers import PeerCopies
@@ -108,6 +110,7 @@ class StepSaves:
         self._root, self._writes = root, options.writes
         self._link = link
         self._names = names if isinstance(names, StepNames) else None
+        self._savers: dict[str, Operations] = {}  # by codec
         self._pending: dict[int, _Pending] = {}
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
         self._tasks: TaskGroup | None = None
@@ -121,10 +124,11 @@ class StepSaves:
         """Where steps are, the nearest first; the last one is the root."""
         for tier, keep in zip(tiers, keeps[1:], strict=True):
             place, policy = path_of(tier, root, process), as_save_policy(tier.save_when)
+            form = self._form_of(tier)
             owed = partial(self._is_owed, place)
             used = replace(owing, keep=keep, metadata=None, is_tier=True, is_owed=owed)
             try:
-                level = Level(checkpointer.engine, place, names, policy, used, self._known_steps, tier)
+                level = Level(checkpointer.engine, place, names, policy, used, self._known_steps, tier, form)
             except ConfigError as error:
                 if not isinstance(tier, Memory):
                     raise
@@ -134,7 +138,10 @@ class StepSaves:
             else:
                 self.levels.append(level)
 
-        self.levels.append(Level(checkpointer.engine, root, names, save_when, owing, self._known_steps))
+        form = self._form_of(None) if tiers else None
+        self.levels.append(
+            Level(checkpointer.engine, root, names, save_when, owing, self._known_steps, form=form)
+        )
         local = [level.is_local for level in self.levels]
         if local != sorted(local, reverse=True):
             raise SpecError("what all processes see cannot come before what each has on a disk of its own")
@@ -147,6 +154,26 @@ class StepSaves:
         self.reading = self.levels[-1].opened.reading  #: threads for what only reads
         infos = partial(self.held.infos, _METRICS)
         self._ranked = [RankedMetrics(keep, infos, self._events) for keep in keeps]
+
+    def _form_of(self, tier: Tier | None) -> SaveFormat | None:
+        """Return how steps are stored in a tier, or in the root; None if they are so in all levels.
+
+        The root has the codec that the format says, and a tier that it says itself: by default none, as a
+        codec would cost the training what only the root is worth.
+
+        Raises:
+            SpecError: If a tier says a codec where there cannot be one of its own.
+        """
+        own = tier.codec if isinstance(tier, Disk) else None
+        arrays = self._engine.written.arrays
+        if not self._engine.is_joint and isinstance(arrays, OrbaxLayout):
+            codec = arrays.save_format.codec if tier is None else own or "none"
+            return replace(arrays.save_format, codec=codec)
+        if own is not None:
+            why = "in a job of several processes" if self._engine.is_joint else "with this layout"
+            raise SpecError(f"a tier has no codec of its own {why}: {tier}")
+
+        return None
 
     async def load(self) -> None:
         """List all levels again. In a job of several processes all of them call this."""
@@ -214,6 +241,7 @@ class StepSaves:
             finally:
                 self._tasks = None
                 self._promotions.end(failure if isinstance(failure, PenstockError) else None)
+                await self._promotions.close()
                 self._keeper.note(self._root, "closed")
                 del failure  # its traceback refers to this frame
 
@@ -234,6 +262,11 @@ class StepSaves:
             self._names,
             tuple(engine.coordinator.processes) if engine.is_joint else (),
             engine.config.job.local_root if engine.is_joint else None,
+            formats={
+                level.path: asdict(level.form)
+                for level in self.levels
+                if level.form is not None and any(each.form != level.form for each in self.levels)
+            },
         )
 
         async def prepare() -> Mapping[int, str]:
@@ -650,11 +683,19 @@ class StepSaves:
     async def _save(
         self, level: Level, step: int, items: Composite, request: SaveRequest, onward: Onward | None
     ) -> SaveFuture:
-        save, known = self._checkpointer.operations.save, level.base(step) if self._link else None
+        operations, known = self._checkpointer.operations, level.base(step) if self._link else None
+        save = operations.save if level.form is None else self._operations_of(level.form.codec).save
         if request.base is None and known is not None:
             request = replace(request, base=BaseIfWhole(known))  # the new step does not need it
 
         return await save(request, items, onward)
+
+    def _operations_of(self, codec: str) -> Operations:
+        """Return what saves with a codec; the same each time, since it keeps what it knows of trees."""
+        if codec not in self._savers:
+            self._savers[codec] = self._checkpointer.operations.with_codec(codec)
+
+        return self._savers[codec]
 
     def _note_done(self, step: int, pending: _Pending, future: SaveFuture) -> None:
         """Record the step before any task that awaits the save continues."""

@@ -26,7 +26,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 from penstock.handlers.formats.orbax.discovery import names_a_step
 from penstock.handlers.formats.orbax.file_names import TIER
@@ -50,6 +50,8 @@ class TierRecord:
     processes: tuple[int, ...] = ()  #: that save together; none for a process alone
     local_root: str | None = None  #: where each of them has a disk of its own
     host: str = field(default_factory=socket.gethostname)  #: that wrote it: disks and memory are of that one
+    formats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """By directory: how the steps there are stored, as options of `SaveFormat`; empty if they are copied."""
 
     @property
     def n_processes(self) -> int:
@@ -62,6 +64,8 @@ class TierRecord:
         told: dict[str, object] = {"root": self.root, "tiers": self.tiers, "names": names, "host": self.host}
         if self.processes:
             told |= {"processes": self.processes, "local_root": self.local_root}
+        if self.formats:
+            told["formats"] = self.formats
 
         return json.dumps(told).encode()
 
@@ -73,8 +77,11 @@ class TierRecord:
             names = None if told["names"] is None else StepNames(*told["names"])
             tiers, processes = tuple(map(str, told["tiers"])), tuple(map(int, told.get("processes", ())))
             local_root, host = told.get("local_root"), str(told.get("host", ""))
-            return cls(str(told["root"]), tiers, names, processes, local_root and str(local_root), host)
-        except (ValueError, TypeError, KeyError, RecursionError):  # a SpecError of the names is a ValueError
+            local_root = local_root and str(local_root)
+            formats = {str(path): dict(form) for path, form in told.get("formats", {}).items()}
+            return cls(str(told["root"]), tiers, names, processes, local_root, host, formats)
+        # A SpecError of the names is a ValueError.
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return cls("", host="")
 
 

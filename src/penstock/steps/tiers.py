@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, final
 from penstock.handlers.stores.publishing.paths import OF_PROCESSES, path_or_url, scheme_of
 from penstock.kernel.errors import SpecError
 from penstock.kernel.options import fit
+from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.steps.keep_policies import KeepEvery, KeepLast, KeepPolicy, as_keep_policy
 from penstock.steps.save_policies import EverySteps, SavePolicy, as_save_policy
 
@@ -39,6 +40,8 @@ class Disk:
         path: A directory of this tier alone; made if it does not exist. It serves one root.
         keep: Which steps stay here; the last one always does. `3` means `KeepLast(3)`.
         save_when: Which of the steps offered to `save` come here; by default all. `100` is `EverySteps(100)`.
+        codec: As of `SaveFormat`; by default none: a step is encoded on its way to the root. Not in a job of
+            several processes, where a step is saved with the codec that it has in the root.
 
     Raises:
         SpecError: If an option does not fit.
@@ -47,10 +50,13 @@ class Disk:
     path: str | os.PathLike[str]
     keep: KeepPolicy | int = DEFAULT_KEEP
     save_when: SavePolicy | int | None = None
+    codec: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(cast("object", self.path), str | os.PathLike):
             raise SpecError(f"a tier is at a path, not at {self.path!r}")
+        if self.codec is not None:
+            SaveFormat(codec=self.codec)  # which refuses what is no codec
 
         object.__setattr__(self, "path", path_or_url(self.path))
         object.__setattr__(self, "keep", as_keep_policy(self.keep))
@@ -153,7 +159,7 @@ def _tier_of(options: TierOptions) -> Tier:
         return Memory(kept, when, options.limit_bytes, options.peers, options.step_bytes)
 
     assert options.path is not None, "the options refuse it"
-    return Disk(options.path, keep=kept, save_when=when)
+    return Disk(options.path, keep=kept, save_when=when, codec=options.codec)
 
 
 def path_of(tier: Tier, root: str, process: int | None = None) -> str:

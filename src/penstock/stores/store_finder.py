@@ -42,7 +42,7 @@ class StoreFinder:
         SpecError: If what the caller gave is no store.
     """
 
-    __slots__ = ("_buckets", "_is_given", "_lock", "_options", "default")
+    __slots__ = ("_buckets", "_lock", "_options", "default", "is_given")
 
     def __init__(self, given: Store | None, options: StoreOptions) -> None:
         # A caller without a type checker may give anything.
@@ -50,7 +50,7 @@ class StoreFinder:
             raise SpecError(f"store={given!r} is no penstock.kernel.Store: derive its class from that")
 
         self.default = LocalStore(io=options.io, links=options.links) if given is None else given
-        self._is_given = given is not None
+        self.is_given = given is not None  #: whether the caller gave one, which no other process has
         self._options = options
         self._lock = Lock()
         self._buckets: dict[str, Store] = {}
@@ -105,7 +105,7 @@ class StoreFinder:
 
     def at(self, path: str) -> Store:
         """Return the store of an absolute path or a URL. Quick; connects to nothing."""
-        if self._is_given or path.startswith("/"):
+        if self.is_given or path.startswith("/"):
             return self.default
 
         url = root_of(path)

@@ -44,16 +44,16 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.rules import MADE_BY, Rule, Rules
 from penstock.reports.kept_reports import copy_reports
 from penstock.reports.report import SaveReport
+from penstock.rewriting.leaf_changes import LeafChanges
+from penstock.rewriting.rewriting import Rewriting, budget, check_apart, job_of
+from penstock.rewriting.stored_items import ItemsReader, StoredItems, stored_value
 from penstock.stages.resume import Resume, why_not_resumed
 from penstock.stages.rules.derived import Derivation, DerivedCheckpoint
 from penstock.steps.step_directory import METRICS, write_root_metadata
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.carried_files import carried_files
-from penstock.tools.leaf_changes import LeafChanges
 from penstock.tools.npz_writing import NpzWriting, plan_comment, plan_members
 from penstock.tools.remaking import recorded_digests
-from penstock.tools.rewriting import Rewriting, budget, check_apart, job_of
-from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
 
 Format: TypeAlias = Literal["orbax", "safetensors", "huggingface", "npz"]
 _SUFFIXES: Final[dict[Format, str]] = {"safetensors": SUFFIX, "npz": NPZ_SUFFIX}
@@ -417,7 +417,7 @@ class _Conversion:
             threads,
             rewriting.memory,
             piece_bytes,
-            rewriting.overwrite,
+            bool(rewriting.overwrite),
             rewriting.progress,
         )
         return await writing.save(final, members, comment, source.end)

@@ -18,7 +18,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.stores import Store
 from penstock.reports.report import SaveReport
-from penstock.tools.rewriting import budget
+from penstock.rewriting.rewriting import budget
 
 
 @short_traceback

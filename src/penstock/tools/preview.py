@@ -20,9 +20,9 @@ from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.rules import Rule, Rules
+from penstock.rewriting.stored_items import ItemsReader
 from penstock.stages.rules.derived import Derivation
 from penstock.stores.store_finder import StoreFinder
-from penstock.tools.stored_items import ItemsReader
 
 
 @final

@@ -24,10 +24,10 @@ from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.rules import MADE_BY, parse_rules
+from penstock.rewriting.stored_items import ItemsReader, stored_value
 from penstock.stages.files import closing
 from penstock.stages.pytree.flattening import flatten_tree
 from penstock.stages.rules.derived import DerivedCheckpoint
-from penstock.tools.stored_items import ItemsReader, stored_value
 
 _PIECE_BYTES: Final = 16 * 2**20
 _MOST_GATHERED: Final = 64 * 2**20

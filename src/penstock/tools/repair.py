@@ -35,10 +35,10 @@ from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
+from penstock.rewriting.rewriting import Rewriting, budget, check_apart, job_of
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.carried_files import carried_files
 from penstock.tools.repair_report import RepairReport
-from penstock.tools.rewriting import Rewriting, budget, check_apart, job_of
 from penstock.tools.salvage import Salvage, find_damage
 from penstock.tools.tensor_salvage import TensorSalvage
 from penstock.verification.verify import compare_ranges

@@ -30,11 +30,11 @@ from penstock.kernel.errors import CorruptCheckpointError, ExpansionError, Penst
 from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
+from penstock.rewriting.stored_items import LEFT_OUT, ItemsReader, StoredItems, stored_value
 from penstock.stages.planning.restore_planner import check_expansion
 from penstock.tools.damaged_trees import DamagedTree, open_tree_at, problem_of, split_place
 from penstock.tools.patched_store import PatchedStore, patch_documents
 from penstock.tools.repair_report import Outcome, RepairedLeaf
-from penstock.tools.stored_items import LEFT_OUT, ItemsReader, StoredItems, stored_value
 from penstock.verification.checkpoint_survey import recorded_directories
 
 

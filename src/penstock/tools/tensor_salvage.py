@@ -21,8 +21,8 @@ from penstock.kernel.errors import PenstockError, SpecError
 from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
+from penstock.rewriting.stored_items import LEFT_OUT, StoredItems, stored_value, tree_of
 from penstock.tools.repair_report import Outcome, RepairedLeaf
-from penstock.tools.stored_items import LEFT_OUT, StoredItems, stored_value, tree_of
 
 _Other: TypeAlias = "tuple[SafetensorsCheckpoint | None, Mapping[str, StoredLeaf]]"
 """Another checkpoint, and its leaves by name."""

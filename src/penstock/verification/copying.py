@@ -31,7 +31,7 @@ from anyio import CancelScope, move_on_after
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
-from penstock.handlers.formats.orbax import digest_in_mark
+from penstock.handlers.formats.orbax.checkpoint_documents import identity_in_mark
 from penstock.handlers.formats.orbax.file_names import COMMIT_MARK
 from penstock.handlers.formats.orbax.joined_parts import FileShare, JoinedParts, Move, PartRecord, join_parts
 from penstock.handlers.formats.verification import RecordedRange
@@ -382,7 +382,8 @@ class CheckpointCopier:
 def is_same_checkpoint(store: Store, path: str, other_store: Store, other: str) -> bool:
     """True if two checkpoints have one content, as far as their marks say; one without digests may. Blocking.
 
-    A mark has the digest of the record of all documents and data.
+    A mark has the digest of the record of all documents and data. With another codec it has that of the
+    checkpoint it was made of, too, which counts then.
 
     Raises:
         StorageError: If a medium refuses.
@@ -391,7 +392,7 @@ def is_same_checkpoint(store: Store, path: str, other_store: Store, other: str) 
         found.read_files([os.path.join(at, COMMIT_MARK)])[0]
         for found, at in ((store, path), (other_store, other))
     ]
-    digests = [None if mark is None else digest_in_mark(mark) for mark in marks]
+    digests = [None if mark is None else identity_in_mark(mark) for mark in marks]
     return None in digests or digests[0] == digests[1]
 
 
@@ -630,7 +631,7 @@ def lengths_below(store: Store, path: str) -> Mapping[str, int]:
 
 
 def _list_below(store: Store, path: str, folder: str, directories: list[str], files: dict[str, int]) -> None:
-    names = sorted(store.list_directory(os.path.join(path, folder)))
+    names = sorted(store.list_directory(os.path.join(path, folder) if folder else path))
     inner = [os.path.join(folder, name) for name in names]
     for name, size in zip(inner, store.file_sizes([os.path.join(path, name) for name in inner]), strict=True):
         there = os.path.join(path, name)

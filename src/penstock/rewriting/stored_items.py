@@ -39,11 +39,11 @@ from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 from penstock.kernel.rules import Rules
+from penstock.rewriting.leaf_changes import LeafChanges
 from penstock.stages.locate import split_names
 from penstock.stages.planning.restore_planner import check_expansion
 from penstock.stages.pytree.flattening import nest
 from penstock.stages.rules.application import derive
-from penstock.tools.leaf_changes import LeafChanges
 
 _ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"
 _KINDS: Final = {

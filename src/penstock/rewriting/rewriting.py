@@ -1,4 +1,4 @@
-"""Writes stored checkpoints again, piece by piece: the common part of conversion and repair."""
+"""Writes stored checkpoints again, piece by piece: the common part of conversion, repair and encoding."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import Committed, LeafBatch, SavePlan
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun, ShowProgress
+from penstock.kernel.protocols.build_place import Overwrite
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 from penstock.reports.report import SaveReport
+from penstock.rewriting.stored_items import StoredItems
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.files import closing
 from penstock.stages.messages.batching import plan_of
 from penstock.stages.resume import RECORD_BYTES, EndRecord, Record, Resume
-from penstock.tools.stored_items import StoredItems
 
 _MOST_GATHERED: Final = 512 * 2**20
 
@@ -110,7 +111,7 @@ class Rewriting:
     config: Config
     memory: MemoryRegulator
     coordinator: Coordinator
-    overwrite: bool = False
+    overwrite: Overwrite = False
     save_format: SaveFormat | None = None
     source: Store | None = None
     progress: ShowProgress = False
