@@ -71,7 +71,7 @@ from penstock.kernel.protocols.written import PiecePlan
 # Planning costs by the chunk: an array of very many tiny chunks is stored anew as one.
 _MANY_CHUNKS: Final = 1024
 _SMALL_CHUNK: Final = 4096
-_GATHER_BYTES: Final = 32 * 2**20
+_GATHER_BYTES: Final = 8 * 2**20
 _TILES: Final = 8  #: of what is gathered at once; one fits the cache of a processor, if that is not very much
 _SPILLED_FROM: Final = 32  #: times what is gathered at once; smaller leaves are read in runs
 _WINDOW: Final = 16384
@@ -92,7 +92,8 @@ class SourceFiles:
     Args:
         store: The store that holds the files.
         most: How many files may be open at once.
-        gather_bytes: How much of a leaf whose elements change their order is made at a time.
+        gather_bytes: How much of a leaf whose elements change their order is made at a time. Memory of eight
+            times as much, with what is in use, is kept to be used again.
         spill_directory: Where temporary files of such leaves are; None for the system's.
     """
 

@@ -63,11 +63,14 @@ def make_up(path: Path, leaves: Mapping[str, int]) -> None:
 
     described = json.dumps(header).encode()
     described += b" " * (-len(described) % 8)
-    noise = np.random.default_rng(0).standard_normal(4 * MIB, np.float32)
-    with path.open("wb") as file:
+    noise = np.random.default_rng(0).standard_normal(4 * MIB, np.float32).data.cast("B")
+    with path.open("wb", buffering=0) as file:
         file.write(struct.pack("<Q", len(described)) + described)
-        for at in range(0, end, noise.nbytes):
-            file.write(np.roll(noise, at // noise.nbytes).data.cast("B")[: end - at])
+        for number, at in enumerate(range(0, end, len(noise))):
+            cut = len(noise) - 4 * number % len(noise)  # elements are others in each row of the leaves
+            left = end - at
+            file.write(noise[cut:][:left])
+            file.write(noise[:cut][: max(0, left - len(noise) + cut)])
 
         os.fsync(file.fileno())
 
