@@ -1,22 +1,22 @@
 """Decides what to read, from what is on disk and what the caller wants.
 
-`map_leaves` maps leaves instead of reading them: their memory is the mapped file, in the page cache.
+`mapped_leaves` maps leaves instead of reading them: their memory is the mapped file, in the page cache.
 """
 
 from __future__ import annotations
 
-__all__ = (
-    "Plan",
-    "map_leaves",
-)
+__all__ = ("Plan", "mapped_leaves")
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, final
+from functools import partial
+from typing import ClassVar, Final, NamedTuple, final
 
 from crc32c import crc32c
 
+from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.errors import ChecksumError, UnsupportedByStoreError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.messages.restore import Located, PlannedBatch
@@ -24,6 +24,7 @@ from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
+from penstock.kernel.pipeline.together import together
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import AdoptsMemory, CheckedRead, DirectRead, Read, ScatterRead
 from penstock.kernel.protocols.stores import SharedFiles
@@ -31,8 +32,58 @@ from penstock.stages.messages.batching import batched
 from penstock.stages.planning.leaf_reads import check_plain
 from penstock.stages.planning.restore_planner import plan_restore
 
+COMPARED_AT_ONCE: Final = min(4, os.cpu_count() or 1)
+"""Threads that compare mapped bytes with their checksums. Of little bytes one does."""
 
-def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf], verify: bool = False) -> list[ReadLeaf]:
+_LEAST_COMPARED: Final = 2**25
+
+
+@final
+class Mapped(NamedTuple):
+    """Mapped bytes of a leaf that have a checksum."""
+
+    read: DirectRead | CheckedRead
+    data: memoryview
+    key_path: str
+
+
+async def mapped_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf], *, verify: bool) -> list[ReadLeaf]:
+    """Map leaves as `map_leaves` does.
+
+    Args:
+        run: The restore.
+        leaves: What is to be restored.
+        verify: Whether mapped bytes are compared with their checksums, which reads every byte.
+
+    Raises:
+        PenstockError: As `map_leaves`.
+        ChecksumError: If `verify` is set and mapped bytes differ from those written: of the first that do.
+    """
+    found, mapped = await run.threads.run(map_leaves, run, leaves)
+    if not verify:
+        return found
+
+    sizes = [each.read.nbytes for each in mapped]
+    most = max(-(-sum(sizes) // COMPARED_AT_ONCE), _LEAST_COMPARED)
+    parts = [mapped[start:stop] for start, stop in cuts(sizes, most)]
+    for damage in await together([partial(run.threads.run, first_damage, part) for part in parts]):
+        if damage is not None:
+            raise damage
+
+    return found
+
+
+def first_damage(mapped: Sequence[Mapped]) -> ChecksumError | None:
+    """Return the error of the first bytes that differ from those written; None if none do. Blocking."""
+    for read, data, key_path in mapped:
+        if crc32c(data) != read.crc32c:
+            problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
+            return ChecksumError(read.file, problem, key_path=key_path)
+
+    return None
+
+
+def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> tuple[list[ReadLeaf], list[Mapped]]:
     """Map every region that is stored as one plain range of a file. Blocking.
 
     A region that is stored in another way (with a codec, in several chunks, for another sharding) is
@@ -41,12 +92,13 @@ def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf], verify: bool = False
     Args:
         run: The restore.
         leaves: What is to be restored.
-        verify: Whether mapped bytes are compared with their checksums, which reads every byte.
+
+    Returns:
+        The leaves with what is left to be read; and what was mapped.
 
     Raises:
         UnsupportedByStoreError: If the store cannot map files.
         StorageError: If a file cannot be mapped.
-        ChecksumError: If `verify` is set and mapped bytes differ from those written.
         UnsupportedFormatError: If a leaf is opaque: its file does not hold its plain bytes.
     """
     store = run.store
@@ -54,10 +106,13 @@ def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf], verify: bool = False
         raise UnsupportedByStoreError("map the files of", run.path, store, SharedFiles)
 
     files: dict[str, memoryview] = {}
-    return [_map_leaf(shared, leaf, files, verify=verify) for leaf in leaves]
+    found: list[Mapped] = []
+    return [_map_leaf(shared, leaf, files, found) for leaf in leaves], found
 
 
-def _map_leaf(store: SharedFiles, leaf: ReadLeaf, files: dict[str, memoryview], *, verify: bool) -> ReadLeaf:
+def _map_leaf(
+    store: SharedFiles, leaf: ReadLeaf, files: dict[str, memoryview], found: list[Mapped]
+) -> ReadLeaf:
     check_plain(leaf.reads)
     mapped: set[int] = set()  # regions, by identity
     for region in leaf.target.regions:
@@ -76,9 +131,8 @@ def _map_leaf(store: SharedFiles, leaf: ReadLeaf, files: dict[str, memoryview], 
 
     if not mapped:
         return leaf
-    if verify:
-        _compare(leaf, files, mapped)
 
+    found += _with_checksums(leaf, files, mapped)
     return replace(leaf, reads=tuple(_left(leaf.reads, mapped)))
 
 
@@ -107,14 +161,13 @@ def _is_mapped(read: Read, mapped: set[int]) -> bool:
     return isinstance(read, DirectRead) and id(read.region) in mapped
 
 
-def _compare(leaf: ReadLeaf, files: dict[str, memoryview], mapped: set[int]) -> None:
+def _with_checksums(leaf: ReadLeaf, files: dict[str, memoryview], mapped: set[int]) -> Iterator[Mapped]:
     for read in leaf.reads:
         inside = read.parts if isinstance(read, CheckedRead) else (read,)
         if isinstance(read, DirectRead | CheckedRead) and any(_is_mapped(part, mapped) for part in inside):
             data = files[read.file][read.offset : read.offset + read.nbytes]
-            if read.crc32c is not None and crc32c(data) != read.crc32c:
-                problem = f"bytes {read.offset} to {read.offset + read.nbytes} differ from those written"
-                raise ChecksumError(read.file, problem, key_path=leaf.info.key_path)
+            if read.crc32c is not None:
+                yield Mapped(read, data, leaf.info.key_path)
 
 
 def _is_one_range(reads: Sequence[DirectRead], nbytes: int) -> bool:
@@ -169,9 +222,7 @@ class Plan:
         async def plan(located: Located, /) -> AsyncIterator[PlannedBatch]:
             result, packs, leaves = await run.threads.run(plan_restore, run, located, self.max_expansion)
             if located.request.options.mmap:
-                leaves = await run.threads.run(
-                    map_leaves, run, leaves, located.request.options.verify is True
-                )
+                leaves = await mapped_leaves(run, leaves, verify=located.request.options.verify is True)
 
             n_leaves, nbytes = sum(map(len, packs)), sum([pack.nbytes for pack in packs])
             if leaves:

@@ -134,3 +134,25 @@ async def test_stored_and_decoded_bytes_are_leased(form: str, tmp_path: Path) ->
 
     assert statistics.leased == 0
     assert statistics.peak > 70_000
+
+
+@pytest.mark.parametrize("damaged", ["a", "d", "bd"])
+async def test_of_many_mapped_bytes_the_first_that_are_damaged_are_named(
+    tmp_path: Path, damaged: str
+) -> None:
+    """They are compared in parts, by several threads."""
+    nbytes, names = 20 * 2**20, "abcd"
+    path = tmp_path / "1"
+    await penstock.save(path, {name: np.full(nbytes, ord(name), np.uint8) for name in names})
+    (file,) = [each for each in path.rglob("*") if each.is_file() and each.stat().st_size >= 4 * nbytes]
+    with file.open("r+b") as stored:
+        whole = stored.read()
+        for name in damaged:
+            stored.seek(whole.index(name.encode() * 4096) + nbytes // 2)
+            stored.write(b"x")
+
+    with pytest.raises(ChecksumError) as caught:
+        await penstock.restore(path, mmap=True, verify=True)
+
+    assert caught.value.key_path == f"['{damaged[0]}']"
+    await penstock.restore(path, mmap=True)
