@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import anyio
@@ -12,6 +13,7 @@ from penstock.handlers import LocalStore
 from penstock.handlers.coordinators import JobCoordinator
 from penstock.handlers.coordinators.job_options import JobLimits
 from penstock.handlers.coordinators.store_key_values import StoreKeyValues
+from penstock.kernel import StoreWrapper
 from penstock.steps.finishing import PLACE, finish_together
 from penstock.steps.tier_record import TierRecord
 
@@ -58,6 +60,25 @@ async def test_who_came_to_an_attempt_that_was_given_up_goes_on_to_the_next(tmp_
 
     assert n_tried == [1, 2]
     assert not (tmp_path / PLACE).exists(), "the last one removes it"
+
+
+class BusyStore(StoreWrapper):
+    """A store in which others write again and again into the directory that is to be removed as a whole."""
+
+    def remove_tree(self, path: str) -> None:
+        if path.endswith(PLACE):
+            raise StorageError("remove", path, "Directory not empty", errno.ENOTEMPTY)
+
+        self.inner.remove_tree(path)
+
+
+async def test_who_still_writes_in_an_earlier_attempt_hinders_no_newer_one(tmp_path: Path) -> None:
+    store = BusyStore(LocalStore())
+    StoreKeyValues(store, f"{tmp_path}/{PLACE}").put("attempt", b"given up", True)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for process in (1, 0):
+                tasks.start_soon(finish_together, record(tmp_path), process, agree, LIMITS, store)
 
 
 async def test_what_fails_in_the_newest_attempt_is_raised(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
 from penstock.handlers.coordinators.store_key_values import StoreKeyValues
 from penstock.handlers.stores.publishing.paths import OF_PROCESSES, path_or_url
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import CoordinationError, PenstockError, RootInUseError
+from penstock.kernel.errors import CoordinationError, PenstockError, RootInUseError, StorageError
 from penstock.kernel.protocols.save_format import SaveFormat
+from penstock.kernel.protocols.stores import Store
 from penstock.steps.keep_policies import KeepAll
 from penstock.steps.manager import CheckpointManager
 from penstock.steps.tier_record import TierRecord, read_record
@@ -108,6 +109,7 @@ async def finish_together(
     process: int,
     work: Callable[[JobCoordinator], Awaitable[object]],
     limits: JobLimits = LIMITS,
+    store: Store | None = None,
 ) -> None:
     """Do some work in each of the processes that finish for those of a job, which agree by files in the root.
 
@@ -120,16 +122,22 @@ async def finish_together(
         process: For which of them.
         work: Done with what they agree by; once more for each newer attempt.
         limits: How long they wait for each other.
+        store: That the root is in; by default the one of its path.
 
     Raises:
         CoordinationError: If the first one does not come.
         PenstockError: What `work` raises in the newest attempt.
     """
-    run, store = Threads(2).run, store_at(record.root)
-    place = f"{record.root}/{PLACE}"
+    run, place = Threads(2).run, f"{record.root}/{PLACE}"
+    store = store_at(record.root) if store is None else store
     known = StoreKeyValues(store, place)
+
+    async def remove() -> None:
+        with suppress(StorageError):  # who is still in an earlier attempt writes there; it does no harm
+            await run(store.remove_tree, place)
+
     if process == record.processes[0]:
-        await run(store.remove_tree, place)
+        await remove()
         await run(known.put, "attempt", secrets.token_hex(8).encode(), True)
 
     attempt = await run(known.wait, "attempt", limits.join_s)
@@ -157,7 +165,7 @@ async def finish_together(
         attempt = following
 
     if await run(service.count, "finished") == len(record.processes):
-        await run(store.remove_tree, place)
+        await remove()
 
 
 async def _until(
