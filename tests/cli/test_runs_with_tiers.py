@@ -10,8 +10,11 @@ import anyio
 import numpy as np
 import pytest
 
+from penstock import SaveFormat
 from penstock.cli import main
+from penstock.handlers import LocalStore
 from penstock.steps import CheckpointManager, Disk, EverySteps
+from penstock.testing import FaultyStore
 
 
 @pytest.fixture
@@ -74,6 +77,26 @@ def test_a_step_that_is_in_a_tier_alone_is_shown_and_compared(run: Path, capsys:
     assert main(["show", str(run), "--step", "1"]) == 0
     assert main(["diff", f"{run}/3", f"{run}/1"]) == 1
     assert main(["diff", str(run), "3"]) == 0, "the latest is step 3"
+
+
+def test_sizes_and_codecs_are_those_of_the_root(tmp_path: Path, capsys: Read) -> None:
+    """Steps are plain in the tier."""
+
+    async def save() -> None:
+        form, store = SaveFormat(codec="zstd:1"), FaultyStore(LocalStore())  # which no other process has
+        tiers = Disk(tmp_path / "near")
+        async with CheckpointManager(tmp_path / "run", tiers=tiers, save_format=form, store=store) as manager:
+            await manager.save(1, {"w": np.zeros(100_000)})
+
+    anyio.run(save)
+    for path in (tmp_path / "run", tmp_path / "run" / "1"):
+        assert main(["du", str(path)]) == 0
+        assert int(rows(capsys)[0][0]) < 1000
+        assert main(["show", str(path)]) == 0
+        assert rows(capsys)[0][-1] == "zstd:1"
+
+    assert main(["ls", str(tmp_path / "run")]) == 0
+    assert int(rows(capsys)[0][2]) < 10_000
 
 
 def test_verify_finds_damage_in_a_tier(run: Path, capsys: Read) -> None:

@@ -187,6 +187,28 @@ async def test_a_keeper_finishes_the_saves_of_a_killed_training(
         assert_same(await manager.restore(), state(latest))
 
 
+async def test_a_keeper_finishes_saves_with_the_codec_that_the_killed_training_had(
+    keeper: RunningKeeper, tmp_path: Path, assert_same: AssertSame
+) -> None:
+    root, form = tmp_path / "run", "save_format=SaveFormat(codec='zstd:1')"
+    script = f"from penstock import SaveFormat\n{TRAINING}".replace("tiers=", f"{form}, tiers=")
+    kept = killed_after(3, root, script=script)
+    async for step in penstock.watch(root, timeout_s=100):
+        if step >= kept:
+            break
+
+    async with CheckpointManager(root, read_only=True, tiers=()) as manager:
+        latest = manager.latest_step()
+        assert latest in (kept, kept + 1)
+        assert_same(await manager.restore(), state(latest))
+
+    leaves = (await penstock.metadata(root / str(latest))).leaves
+    assert {leaf.codec for leaf in leaves if leaf.nbytes > 100} == {"zstd:1"}
+    async with CheckpointManager(root, tiers="memory") as manager:  # which knows that step
+        await manager.wait()
+        assert (await penstock.verify(root)).intact
+
+
 TO_A_BUCKET = """
 import anyio, sys
 import numpy as np

@@ -41,13 +41,14 @@ class Chosen:
     item: str | None
 
     @classmethod
-    def by(cls, options: argparse.Namespace) -> Chosen:
-        """Return what the options name.
+    def by(cls, options: argparse.Namespace, *, farthest: bool = False) -> Chosen:
+        """Return what the options name; with `farthest` as it is stored in the root, if it is there.
 
         Raises:
             PenstockError: If there is none.
         """
-        return cls.at(options.path, options.step, options.item)
+        store, path = find_checkpoint(*store_of(options.path), options.step, farthest=farthest)
+        return cls(store, path, options.item)
 
     @classmethod
     def at(cls, given: str, step: int | None, item: str | None) -> Chosen:

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     Raises:
         PenstockError: If it is no checkpoint, or damaged.
     """
-    chosen = Chosen.by(options)
+    chosen = Chosen.by(options, farthest=True)
     path = chosen.path
     items, on_medium = run_here(chosen.store, partial(_read, chosen))
     most_depth = None if options.picture is not None else options.depth  # a picture shows each leaf

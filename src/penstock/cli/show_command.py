@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         CommandError: If a pattern matches no leaf.
         PenstockError: If it is no checkpoint, or damaged.
     """
-    chosen = Chosen.by(options)
+    chosen = Chosen.by(options, farthest=True)
     values: Values = {}
     if options.histogram:
         import anyio  # an event loop is loaded where one is needed

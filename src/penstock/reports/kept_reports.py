@@ -45,7 +45,7 @@ from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistic
 from penstock.kernel.pipeline.statistics import StageStatistics
 from penstock.kernel.protocols.stores import Store
 from penstock.reports.diagnosis import bottleneck_of, wall_s
-from penstock.reports.report import Promotion, Row, SaveReport, StageReport, timeline_rows
+from penstock.reports.report import Promotion, Row, SaveReport, StageReport, size_text, timeline_rows
 
 # The file is read and written whole. 1,000 reports without details are some 300 kB.
 MOST_REPORTS: Final = 1000
@@ -245,7 +245,9 @@ class ReportKeeper:
         if folder is not None:
             lag = "" if promotion.lag_s is None else f", {promotion.lag_s:.3f} s after its save began"
             tier = self._labels.get(os.path.dirname(promotion.path), promotion.tier)
-            text = f"to {tier} in {promotion.seconds:.3f} s{lag}"
+            took = promotion.processor_s
+            encoded = "" if took is None else f", encoded in {took:.3f} s of processor"
+            text = f"to {tier} in {promotion.seconds:.3f} s: {size_text(promotion.nbytes)}{encoded}{lag}"
             self._note(folder, KeptEvent(time.time(), "promoted", name, text, tier, promotion.lag_s))
 
     def note_metrics(self, path: str, metrics: Mapping[str, Any] | None) -> None:

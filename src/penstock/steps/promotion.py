@@ -848,7 +848,7 @@ class _Promoter:
             {coordinator.process_index: CopySource(source.engine.store, source.catalogue.path(step))},
             path,
             processes=coordinator.processes if source.is_local else (),
-            overwrite=step in level.catalogue,
+            overwrite=step in level.catalogue or await self._is_left(step),
             prepare=prepare,
         )
         level.catalogue.add(step, level.catalogue.name(step))
@@ -930,8 +930,12 @@ class _Promoter:
 
     async def _is_left(self, step: int) -> bool:
         """True if the try before has published a step, and failed after that: nobody else writes here."""
-        kind = self._level.engine.store.kind
-        return self._n_failed > 0 and await self._threads.run(kind, self.path_of(step)) is not None
+        if self._n_failed:
+            with suppress(StorageError):  # which the next try meets, too
+                kind = self._level.engine.store.kind
+                return await self._threads.run(kind, self.path_of(step)) is not None
+
+        return False
 
     async def is_same(self, step: int) -> bool:
         """True if a step that is here is the one that the nearest level has, and no older one of its number.

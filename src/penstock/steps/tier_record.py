@@ -170,13 +170,16 @@ def root_of_tier(store: Store, path: str) -> str | None:
     return record.root if record is not None and path in record.tiers else None
 
 
-def find_checkpoint(store: Store, path: str, step: int | None = None) -> tuple[Store, str]:
+def find_checkpoint(
+    store: Store, path: str, step: int | None = None, *, farthest: bool = False
+) -> tuple[Store, str]:
     """Return where the checkpoint is that is meant, as `checkpoint_path` does: in the nearest level.
 
     Args:
         store: That `path` is in.
         path: Of a root or a checkpoint. A step of a root may be in a tier alone.
         step: Of a root; None for the latest.
+        farthest: Whether the farthest level that has it is meant: there it is stored as it stays.
 
     Raises:
         NotACheckpointError, PenstockError: As `checkpoint_path`.
@@ -187,7 +190,8 @@ def find_checkpoint(store: Store, path: str, step: int | None = None) -> tuple[S
 
     levels = levels_of(store, root) if store.kind(root) == "directory" else ()
     if len(levels) > 1:
-        # The newest first, and of those that have it the nearest.
+        levels = levels[::-1] if farthest else levels
+        # The newest first, and of those that have it the nearest, or the farthest.
         for level in (
             sorted(levels, key=lambda level: -max(level.steps, default=-1)) if wanted is None else levels
         ):
