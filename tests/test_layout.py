@@ -60,8 +60,18 @@ def imports(path: Path) -> tuple[tuple[str, str], ...]:
     return tuple(found_imports(path))
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all statements of a module: a tenth of its nodes."""
+    ahead = [tree]
+    while ahead:
+        node = ahead.pop()
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            ahead.extend(getattr(node, field, ()))
+
+
 def found_imports(path: Path) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
