@@ -30,14 +30,15 @@ define own
 	@test ! -L $(1) || { echo "$(1) is a link, to $$(readlink $(1)), and is not set up from here: remove the link" >&2; exit 1; }
 endef
 
-# $(1) the interpreter, $(2) the folder. Debian without python3-venv has no ensurepip: there the
-# system's pip puts a pip inside.
+# $(1) the interpreter, $(2) the folder. The newest pip finds what to install in half the time of the one that comes with
+# Python 3.11. The interpreter's own puts it inside; where that has none, or one that cannot, ensurepip begins.
 define environment
 	$(call own,$(2))
 	@test -n "$(1)" || { echo "no Python 3.11, 3.12 or 3.13 on PATH; name one: make PYTHON=..." >&2; exit 1; }
 	@echo "setting up $(2) with $(1)"
-	@$(1) -m venv --clear $(2) >/dev/null 2>&1 || { \
-	  $(1) -m venv --clear --without-pip $(2) && $(1) -m pip --python $(2) install --quiet pip; }
+	@$(1) -m venv --clear --without-pip $(2)
+	@$(1) -m pip --python $(2) install --quiet --disable-pip-version-check --no-compile pip 2>/dev/null \
+	  || { $(2)/bin/python -m ensurepip >/dev/null && $(2)/bin/python -m pip install --quiet --upgrade pip; }
 endef
 
 # The same, with everything that the suite imports. Most modules in it are never imported, and the others are compiled
