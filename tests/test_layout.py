@@ -487,7 +487,8 @@ def built_sdist(source: Path, folder: Path) -> Path:
     needed = tomllib.loads((source / "pyproject.toml").read_text())["build-system"]["requires"]
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     tools = folder / "tools"
-    subprocess.run([*pip, "install", "--target", str(tools), *needed], check=True, stdin=subprocess.DEVNULL)
+    install = [*pip, "install", "--no-compile", "--target", str(tools), *needed]
+    subprocess.run(install, check=True, stdin=subprocess.DEVNULL)
     environment = {**os.environ, "PYTHONPATH": str(tools)}
     build = [sys.executable, "-c", BUILD, str(source), str(folder)]
     subprocess.run(build, check=True, env=environment, stdout=subprocess.DEVNULL)
