@@ -783,7 +783,7 @@ async def test_several_checkpointers_work_in_one_event_loop_one_after_another(tm
     for number in range(3):
         async with Checkpointer() as checkpointer:
             await (await checkpointer.save(tmp_path / str(number), tree(number)))
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await anyio.lowlevel.checkpoint()
 
 

@@ -53,7 +53,7 @@ class Background:
             self.error = error
 
     def join(self) -> object:
-        self._thread.join(5)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.value
 

@@ -247,7 +247,7 @@ async def test_a_staged_value_is_let_go_of(rig: Rig) -> None:
     await run_stages(
         rig.save_run(), Flatten(), DeviceToHost(), FunctionStage(_forget_aliases), message=message
     )
-    with anyio.fail_after(5):  # a worker thread drops its last call some time after it has returned
+    with anyio.fail_after(20):  # a worker thread drops its last call some time after it has returned
         while any(reference() is not None for reference in references):
             gc.collect(0)
             await checkpoint()

@@ -412,7 +412,7 @@ async def test_what_waits_for_room_lets_pass_what_has_all_of_it(rig: Rig) -> Non
     (copied,) = await save_stages(rig.save_run(), [noise(50_000, 1)], Flatten(), DeviceToHost())
     lease = rig.memory.acquire_nowait(budget)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         found = await run_one(
             rig.save_run(), Encode(concurrency=1), view, replace(copied, staged=lease), StagedBatch()
         )

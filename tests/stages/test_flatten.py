@@ -251,7 +251,7 @@ async def test_a_leaf_that_was_passed_on_is_not_kept_alive_by_those_that_wait(
         name = batch.leaves[0].info.name
         del batch
         most = max(8 - len(seen), 1)  # this one, and those that are still waiting
-        with anyio.fail_after(5):  # a worker thread drops its last call some time after it has returned
+        with anyio.fail_after(20):  # a worker thread drops its last call some time after it has returned
             while sum(reference() is not None for reference in references.values()) > most:
                 gc.collect(0)
                 await checkpoint()

@@ -70,7 +70,7 @@ class NpzHandler:
         ]
 
     def _write(self, info: ParamInfo, arrays: dict[str, Any], part: str) -> None:
-        self.gate.wait(5)
+        self.gate.wait(60)
         self._maybe_fail(part)
         np.savez(self._path(info, part), **arrays)
 
@@ -315,7 +315,7 @@ async def test_a_wait_that_is_cancelled_leaves_the_handler_at_work_and_can_be_ma
 
     def block(timeout: float | None = None) -> None:
         loop.post(waiting.set)
-        handler.gate.wait(5)
+        handler.gate.wait(60)
 
     result.result = block  # type: ignore[method-assign]  # a future that is in the test's hands
     pending = await AdaptedHandler(Returning(result)).save([leaf], threads)

@@ -66,7 +66,7 @@ async def test_what_a_call_returned_is_not_kept() -> None:
         thing = await thread.run(Thing)
         known = weakref.ref(thing)
         del thing
-        with fail_after(5):
+        with fail_after(20):
             while known() is not None:  # the thread is about to forget it
                 gc.collect()
                 await checkpoint()

@@ -283,7 +283,7 @@ async def test_no_more_threads_are_busy_than_the_limit(limit: int) -> None:
             most = max(most, present)
             if present == limit:
                 loop.post(full.set)
-        go_on.wait(5)
+        go_on.wait(60)
         with lock:
             present -= 1
 
@@ -313,7 +313,7 @@ async def test_a_cancelled_call_is_waited_for() -> None:
 
     def work() -> None:
         loop.post(begun.set)
-        go_on.wait(5)
+        go_on.wait(60)
         over.append(True)
 
     async def call(scope: CancelScope) -> None:
@@ -346,7 +346,7 @@ def test_a_natively_cancelled_call_is_waited_for_however_often_it_is_cancelled()
 
         def work() -> None:
             loop.post(begun.set)
-            go_on.wait(5)
+            go_on.wait(60)
             over.append(True)
 
         task = asyncio.ensure_future(threads.run(work))
@@ -372,7 +372,7 @@ def test_a_call_that_is_natively_cancelled_before_it_begins_never_does() -> None
 
         def work() -> None:
             loop.post(begun.set)
-            go_on.wait(5)
+            go_on.wait(60)
 
         first = asyncio.ensure_future(threads.run(work))
         await begun.wait()
@@ -407,7 +407,7 @@ def test_a_call_cancelled_in_both_ways_is_waited_for_without_spinning() -> None:
 
         def work() -> None:
             loop.post(begun.set)
-            go_on.wait(5)
+            go_on.wait(60)
 
         counting = Counting(threads.run(work))
 

@@ -25,7 +25,7 @@ async def queue_up(account: ByteAccount, wishes: list[tuple[str, int, bool]], or
             order.append(flow)
             await anyio.lowlevel.checkpoint()
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             for wish in wishes:
                 tasks.start_soon(want, *wish)
@@ -53,7 +53,7 @@ async def test_who_did_not_wait_has_no_claim_to_what_others_got_meanwhile() -> N
             order.append(flow)
             await release.wait()
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             gates = [anyio.Event() for _ in range(8)]
             for gate in gates[:4]:
@@ -133,7 +133,7 @@ async def test_a_limit_of_a_flow_that_rises_lets_in_who_waits_for_it() -> None:
     async def want() -> None:
         leases.append(await account.acquire(2, flow="save"))
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(want)
             await wait_all_tasks_blocked()
@@ -172,7 +172,7 @@ async def test_a_flow_at_its_own_limit_stands_in_nobody_elses_way() -> None:
     async def want(flow: str, nbytes: int, prioritised: bool) -> None:
         leases.append(await account.acquire(nbytes, flow=flow, prioritised=prioritised))
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(want, "save", 3, True)
             await wait_all_tasks_blocked()
@@ -214,7 +214,7 @@ async def test_a_limit_that_falls_lets_nobody_in_until_enough_came_back_and_one_
     async def want() -> None:
         got.append(await account.acquire(3))
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(want)
             await wait_all_tasks_blocked()
@@ -250,7 +250,7 @@ async def test_cancelled_between_two_accounts_it_holds_nothing() -> None:
         with scope:
             await acquire_from_both(inner, outer, 5)
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(want)
             await wait_all_tasks_blocked()

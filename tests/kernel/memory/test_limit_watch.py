@@ -165,7 +165,7 @@ async def test_a_watched_limit_falls_under_pressure_and_comes_back_each_time_wit
     memory, capture = automatic(machine), LogCapture()
     events = structlog.wrap_logger(None, processors=[capture])
     limits: list[int] = []
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             with watching_memory(tasks, memory, events, interval_s=0):
                 while not machine.over.is_set():
@@ -197,7 +197,7 @@ async def test_the_second_of_two_watchers_takes_over_from_the_first() -> None:
         with scope:
             await watch_memory(memory, events, interval_s=0)
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(watch, scopes[0])
             await machine.over.wait()
@@ -229,7 +229,7 @@ async def test_who_does_not_watch_ends_without_a_change_for_who_does() -> None:
 
         seen.append(memory.watcher)
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             with watching_memory(tasks, memory, events, interval_s=0):
                 while memory.watcher is None:
@@ -250,7 +250,7 @@ async def test_who_does_not_watch_ends_without_a_change_for_who_does() -> None:
 @pytest.mark.anyio
 async def test_a_limit_that_is_a_number_is_not_watched() -> None:
     memory = MemoryRegulator(100)
-    with fail_after(5):
+    with fail_after(20):
         await watch_memory(memory, structlog.wrap_logger(None, processors=[LogCapture()]), interval_s=0)
 
     assert memory.source is None

@@ -66,7 +66,7 @@ async def test_more_than_the_limit_is_refused_at_once(memory: MemoryRegulator) -
 async def test_waiters_are_served_in_order_even_if_a_later_one_would_fit(memory: MemoryRegulator) -> None:
     line = Line(memory)
     held = await memory.acquire(8)
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(line.pass_through, "big", 9)
             await wait_all_tasks_blocked()
@@ -82,7 +82,7 @@ async def test_waiters_are_served_in_order_even_if_a_later_one_would_fit(memory:
 async def test_one_release_lets_in_all_that_fit(memory: MemoryRegulator) -> None:
     line = Line(memory)
     held = await memory.acquire(10)
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             for name, nbytes in (("a", 3), ("b", 3), ("c", 4), ("d", 1)):
                 tasks.start_soon(line.want, name, nbytes)
@@ -102,7 +102,7 @@ async def test_the_prioritised_wait_before_the_others_and_in_order_among_themsel
 ) -> None:
     line = Line(memory)
     held = await memory.acquire(10)
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             for name, nbytes, prioritised in (("x", 6, False), ("a", 6, True), ("b", 1, True)):
 
@@ -124,7 +124,7 @@ async def test_the_prioritised_wait_before_the_others_and_in_order_among_themsel
 async def test_a_prioritised_newcomer_that_fits_does_not_wait_for_the_others(memory: MemoryRegulator) -> None:
     line = Line(memory)
     held = await memory.acquire(6)
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(line.want, "big", 8)
             await wait_all_tasks_blocked()
@@ -142,7 +142,7 @@ async def test_nobody_overtakes_a_prioritised_waiter(memory: MemoryRegulator) ->
     async def first() -> None:
         await line.want("first", 8, prioritised=True)
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(first)
             await wait_all_tasks_blocked()
@@ -162,7 +162,7 @@ async def test_cancelling_a_holder_returns_its_bytes(memory: MemoryRegulator) ->
         with await memory.acquire(7):
             await anyio.sleep_forever()
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(hold)
             await wait_all_tasks_blocked()
@@ -183,7 +183,7 @@ async def test_cancelling_the_first_waiter_lets_the_next_one_in(
         with scope:
             await line.want("first", 8, prioritised=prioritised)
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(first)
             await wait_all_tasks_blocked()
@@ -216,7 +216,7 @@ async def test_a_grant_and_a_cancelled_scope_in_one_tick_lose_nothing(memory: Me
         with scope:
             await line.want("waiter", 6)
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(waiter)
             await wait_all_tasks_blocked()
@@ -245,7 +245,7 @@ async def test_a_grant_and_a_native_cancellation_in_one_tick_lose_nothing(
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    with fail_after(5):
+    with fail_after(20):
         (await other).release()
     assert memory.statistics().leased == 0
     assert memory.statistics().tasks_waiting == 0
@@ -326,7 +326,7 @@ async def test_no_bytes_are_granted_at_once_whoever_waits(memory: MemoryRegulato
 
 async def test_no_bytes_are_granted_when_all_are_leased(memory: MemoryRegulator) -> None:
     held = await memory.acquire(10)
-    with fail_after(5):
+    with fail_after(20):
         (await memory.acquire(0)).release()
 
     assert memory.statistics().leased == 10
@@ -340,7 +340,7 @@ async def test_what_exceeds_the_limit_is_admitted_alone(memory: MemoryRegulator)
     async def oversize() -> None:
         await line.want("huge", 25, oversize=True)
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(oversize)
             await wait_all_tasks_blocked()
@@ -364,7 +364,7 @@ async def test_statistics_tell_what_is_leased_was_leased_and_waits(memory: Memor
     found = memory.statistics()
     assert (found.limit, found.leased, found.peak, found.tasks_waiting, found.waited_s) == (10, 5, 9, 0, 0.0)
 
-    with fail_after(5):
+    with fail_after(20):
         async with create_task_group() as tasks:
             tasks.start_soon(line.want, "waiter", 6)
             await wait_all_tasks_blocked()

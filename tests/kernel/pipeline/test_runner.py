@@ -271,7 +271,7 @@ async def test_what_comes_after_an_awaited_milestone_begins_if_that_has_to_wait_
 
     slots = Slot("first", Step(first), Milestone.STAGED, queue=20), Slot("later", FunctionStage(later))
     pipeline: Pipeline[Any] = Pipeline(slots)
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         await run_pipeline(pipeline, None, 1, awaited=Milestone.STAGED)
 
 
@@ -917,7 +917,7 @@ def test_cancelling_after_any_number_of_ticks_leaves_nothing(queue: int, backend
             await ticks(number)
             scope.cancel()
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             async with create_task_group() as tasks:
                 tasks.start_soon(cancel_later)
                 with scope:
@@ -945,7 +945,7 @@ def test_a_native_cancel_after_any_number_of_ticks_leaves_nothing(queue: int) ->
             await asyncio.sleep(0)
 
         task.cancel()
-        with suppress(asyncio.CancelledError), anyio.fail_after(5):
+        with suppress(asyncio.CancelledError), anyio.fail_after(20):
             await task
 
         for result in results:

@@ -211,7 +211,7 @@ async def test_many_may_open_at_once() -> None:
 
     def hold() -> None:
         loop.post(begun.set)
-        go_on.wait(5)
+        go_on.wait(60)
 
     store.before["make_held"] = hold
     workspace = space(store)
@@ -349,7 +349,7 @@ async def test_what_a_cancelled_open_made_is_discarded() -> None:
 
     def hold() -> None:
         loop.post(begun.set)
-        go_on.wait(5)
+        go_on.wait(60)
 
     store.before["make_held"] = hold
     workspace = space(store)
@@ -376,7 +376,7 @@ def test_what_a_natively_cancelled_open_made_is_discarded() -> None:
 
         def hold() -> None:
             loop.post(begun.set)
-            go_on.wait(5)
+            go_on.wait(60)
 
         store.before["make_held"] = hold
         workspace = space(store)
