@@ -30,6 +30,7 @@ from penstock.handlers.stores.data_file import (
     Io,
     LocalDataFile,
     cut,
+    memory_alignment,
     open_direct,
     parts_of,
 )
@@ -133,17 +134,39 @@ def test_what_threads_write_anywhere_is_what_lies_there(io: Io, seed: int) -> No
         assert data.transfers == Transfers(direct, len(whole) - direct)
 
 
-@pytest.mark.parametrize("shift", [0, 1, 64])
-def test_memory_on_a_page_is_written_without_a_copy(disk: Path, shift: int) -> None:
+@pytest.mark.parametrize("shift", [0, 1, 64, 512, 1024])
+def test_memory_that_is_aligned_as_the_disk_asks_is_written_without_a_copy(disk: Path, shift: int) -> None:
     source = aligned(3 * MIB, shift)
     source[:] = content(3 * MIB)
     arena = Arena()
     with closing(LocalDataFile(str(disk / "data"), "auto", arena)) as data:
         data.write_at(0, [source])
-        assert arena.idle_bytes == (arena.block_bytes if shift else 0)
+        wanted = data._direct.memory_align
+        assert wanted <= PAGE
+        assert arena.idle_bytes == (arena.block_bytes if shift % wanted else 0)
         assert data.transfers == Transfers(3 * MIB, 0)
 
     assert (disk / "data").read_bytes() == source
+
+
+def test_memory_is_copied_where_the_disk_asks_for_more_than_it_says(disk: Path) -> None:
+    source = aligned(3 * MIB, 1)
+    source[:] = content(3 * MIB)
+    arena = Arena()
+    with closing(LocalDataFile(str(disk / "data"), "auto", arena)) as data:
+        data._direct.opened()
+        data._direct.memory_align = 1
+        data.write_at(0, [source])
+        assert arena.idle_bytes == arena.block_bytes
+        assert data.transfers == Transfers(3 * MIB, 0)
+        assert data._direct.memory_align == PAGE
+
+    assert (disk / "data").read_bytes() == source
+
+
+def test_what_is_no_file_of_a_disk_asks_for_pages() -> None:
+    with closing(Descriptor("/dev/zero", os.O_RDONLY)) as zero:
+        assert memory_alignment(zero.number) == PAGE
 
 
 def test_buffers_of_any_size_are_gathered(disk: Path) -> None:
