@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.config import Config
 from penstock.errors import ChecksumError, CorruptCheckpointError, DestinationExistsError, StorageError
 from penstock.handlers import LocalStore
 from penstock.items import Json, RandomKey
@@ -58,6 +59,26 @@ def target() -> Iterator[FaultyStore]:
     store = FaultyStore(LocalStore())
     yield store
     assert store.open_files == 0
+
+
+def test_another_process_gets_the_options_of_the_manager() -> None:
+    given = {
+        "store": {"io": "buffered", "s3": {"endpoint": "http://localhost:9"}, "keeper": {"socket": "/tmp/k"}},
+        "save": {"encode": {"auto_saves": 0.2, "auto_codecs": ["zstd:3"]}, "piece_bytes": "1MiB"},
+        "telemetry": {"keep_reports": 7},
+        "format": {"codec": "auto"},
+    }
+    config = Config.load(arguments=given)
+    form = penstock.SaveFormat(codec="auto", zarr=3)
+    told = Encoding("/a", "/b", form, MIB, overwrite=True, options=Encoding.options_of(config)).told()
+
+    heard = Encoding.heard(told)
+    assert told.endswith(b"\n")
+    assert told.count(b"\n") == 1
+    assert (heard.path, heard.destination, heard.form, heard.limit_bytes) == ("/a", "/b", form, MIB)
+    assert heard.config.store == config.store
+    assert heard.config.save.stage_options.keys() == {"encode"}
+    assert heard.config.telemetry.keep_reports == 0, "the manager keeps the reports"
 
 
 FORMS: dict[str, dict[str, Any]] = {

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from docs.examples.stages_of_your_own import Decrypt, Encrypt
 
 import penstock
 from penstock.config import Config
 from penstock.errors import CorruptCheckpointError, SpecError, StorageError
 from penstock.handlers import LocalStore
 from penstock.items import Json
+from penstock.pipelines import restore_pipeline, save_pipeline
 from penstock.steps import CheckpointManager, Disk, Never
 from penstock.steps.finishing import finish
 from penstock.steps.tier_record import read_record
@@ -237,6 +239,23 @@ async def test_it_goes_on_after_any_operation_has_failed(tmp_path: Path, assert_
         assert await codec_of(paths.root / "1") == "zstd:1"
         assert_same(await penstock.restore(paths.root / "1", like=state()), state(1))
         assert not [path.name for path in paths.root.iterdir() if path.name.endswith("tmp")]
+
+
+async def test_what_a_stage_has_sealed_is_copied_as_it_is(
+    paths: Paths, store: FaultyStore, caplog: pytest.LogCaptureFixture, assert_same: AssertSame
+) -> None:
+    """What encodes has no key, and no stage of the caller's."""
+    key, heard = bytes(range(32)), Heard()
+    sealing = save_pipeline().insert_after("device_to_host", Encrypt(key))
+    opening = restore_pipeline().insert_after("plan", Decrypt(key))
+    async with paths.open(store, save_pipeline=sealing, observers=[heard]) as manager:
+        await (await begin(manager, 1))
+
+    assert "step.not_encoded" in caplog.text
+    assert [each.nbytes for each in heard.promotions] == [size(paths.tier / "1")]
+    assert size(paths.root / "1") == size(paths.tier / "1")
+    async with CheckpointManager(paths.root, read_only=True, tiers=(), restore_pipeline=opening) as reader:
+        assert_same(await reader.restore(like=state()), state(1))
 
 
 async def test_a_root_that_is_slower_than_saves_takes_the_newest(paths: Paths, store: FaultyStore) -> None:

@@ -121,7 +121,8 @@ async def test_the_configuration_turns_observers_on_by_name(
 
 async def test_promotions_are_counted_by_the_tier_that_they_came_to(tmp_path: Path) -> None:
     registry = prometheus.CollectorRegistry()
-    observers: list[Observer] = [PrometheusMetrics(registry), Broken()]
+    metrics = PrometheusMetrics(registry)
+    observers: list[Observer] = [metrics, Broken()]
     tiers = [Disk(tmp_path / "near"), Disk(tmp_path / "between")]
     async with CheckpointManager(tmp_path / "far", tiers=tiers, observers=observers) as manager:
         save = await manager.save(1, TREE)
@@ -138,6 +139,11 @@ async def test_promotions_are_counted_by_the_tier_that_they_came_to(tmp_path: Pa
         assert lag_s == pytest.approx(report.promoted_s[str(tmp_path / path)], abs=0.05)
         assert registry.get_sample_value("penstock_promotion_seconds_count", {"tier": tier}) == 1
         assert registry.get_sample_value("penstock_promoted_bytes_total", {"tier": tier}) > NBYTES
+
+    encoding = "penstock_encoding_processor_seconds_total"
+    assert registry.get_sample_value(encoding, {"tier": "root"}) is None, "files were copied"
+    metrics.promoted(Promotion("/far/2", "root", 10, 1.5, None, 0.75))
+    assert registry.get_sample_value(encoding, {"tier": "root"}) == 0.75
 
 
 class Broken:

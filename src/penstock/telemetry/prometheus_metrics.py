@@ -130,6 +130,12 @@ class _Metrics:
         self.promoted_bytes = Counter(
             "penstock_promoted_bytes", "Bytes copied to a tier, or to the root.", ["tier"], registry=registry
         )
+        self.encoding_seconds = Counter(
+            "penstock_encoding_processor_seconds",
+            "Processor seconds of the process that encodes steps on their way.",
+            ["tier"],
+            registry=registry,
+        )
         self.stage_seconds = Counter(
             "penstock_stage_seconds",
             "Seconds of all workers of a stage: busy, starved, blocked, or waiting for memory.",
@@ -181,6 +187,8 @@ class _Metrics:
         tier = promotion.tier
         self.promotion_seconds.labels(tier).observe(promotion.seconds)
         self.promoted_bytes.labels(tier).inc(promotion.nbytes)
+        if promotion.processor_s is not None:
+            self.encoding_seconds.labels(tier).inc(promotion.processor_s)
         if promotion.lag_s is not None:
             self.promotion_lags.labels(tier).observe(promotion.lag_s)
 
