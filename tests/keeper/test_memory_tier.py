@@ -111,6 +111,18 @@ async def test_a_new_keeper_makes_as_many_pages_ready_as_the_newest_step_in_the_
     assert new.store().status().reused_bytes >= 1_200_000
 
 
+async def test_a_manager_is_opened_whatever_is_wrong_with_the_newest_step_in_the_root(
+    keeper: RunningKeeper, tmp_path: Path
+) -> None:
+    """As where what a killed job has left in a step is being removed."""
+    async with CheckpointManager(tmp_path / "run") as manager:
+        await begin(manager, 1)
+
+    (tmp_path / "run" / "1" / "gone").symlink_to(tmp_path / "nothing")
+    async with CheckpointManager(tmp_path / "run", tiers=Memory()) as manager:
+        await (await begin(manager, 2)).kept()
+
+
 async def test_a_keeper_that_can_make_no_more_pages_takes_the_steps_that_fit(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import numpy as np
@@ -15,10 +15,15 @@ import penstock
 from penstock.errors import ChecksumError, CorruptCheckpointError, DestinationExistsError, StorageError
 from penstock.handlers import LocalStore
 from penstock.items import Json
-from penstock.kernel import MemoryRegulator, Store
+from penstock.kernel import MemoryRegulator, Store, StoreWrapper
 from penstock.kernel.concurrency.threads import Threads
 from penstock.testing import FaultyStore, MemoryStore
-from penstock.verification.copying import COPY_WORKERS, CheckpointCopier, is_same_checkpoint
+from penstock.verification.copying import (
+    COPY_WORKERS,
+    CheckpointCopier,
+    is_same_checkpoint,
+    lengths_below,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -185,3 +190,19 @@ async def test_a_cancelled_copy_leaves_nothing(tmp_path: Path, target: FaultySto
 
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert copying.memory.statistics().leased == 0
+
+
+class VanishingStore(StoreWrapper):
+    """A bucket whose folders are gone just after they were listed."""
+
+    def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
+        return [-1 for _ in paths]
+
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        return None
+
+
+def test_a_folder_that_is_gone_since_it_was_listed_is_no_device(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    with pytest.raises(CorruptCheckpointError, match="is listed and not there"):
+        lengths_below(VanishingStore(LocalStore()), str(tmp_path))

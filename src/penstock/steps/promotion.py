@@ -255,7 +255,8 @@ class Level:
 
             keeper.make_ready(nbytes)
 
-        with suppress(StorageError):  # then the first save takes longer, or fails, and says why
+        # Then the first save takes longer, or fails, and says why. A damaged step is told of when it is read.
+        with suppress(StorageError, CorruptCheckpointError):
             await self.opened.reading.run(ask)
 
     async def note_elsewhere(self, step: int) -> None:

@@ -635,15 +635,18 @@ def _list_below(store: Store, path: str, folder: str, directories: list[str], fi
     inner = [os.path.join(folder, name) for name in names]
     for name, size in zip(inner, store.file_sizes([os.path.join(path, name) for name in inner]), strict=True):
         there = os.path.join(path, name)
-        if size is None:
-            raise CorruptCheckpointError(there, "is listed and not there: perhaps a link to nothing")
-        if size >= 0:
+        if size is not None and size >= 0:
             files[name] = size
-        elif store.kind(there) == "directory":
-            directories.append(name)
-            _list_below(store, path, name, directories, files)
-        else:
+            continue
+
+        kind = None if size is None else store.kind(there)
+        if kind is None:
+            raise CorruptCheckpointError(there, "is listed and not there: perhaps a link to nothing")
+        if kind != "directory":
             raise NotAFileError(there, "a pipe, a socket or a device")
+
+        directories.append(name)
+        _list_below(store, path, name, directories, files)
 
 
 @final
