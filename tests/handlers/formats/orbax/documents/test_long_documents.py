@@ -152,6 +152,16 @@ def test_a_name_among_siblings_that_occurs_twice_is_noticed(names: list[str]) ->
         decode_entries("p", data)
 
 
+def test_names_of_siblings_that_are_no_key_paths_are_noticed_where_one_occurs_twice() -> None:
+    siblings = _of_siblings(*_HUNDRED).replace(b"\"('a', 'w", b'"zw')
+    twice = ENTRY.replace(b"\"('a',)\"", b'"zw05\')"')
+    data = siblings.replace(_REST, b", " + twice + _REST)
+    assert data.count(b'"zw05\')"') == 2
+
+    with pytest.raises(CorruptCheckpointError, match="occurs twice"):
+        decode_entries("p", data)
+
+
 _START, _REST = b'{"tree_metadata": {', b'}, "use_ocdbt": true}'
 
 
