@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -51,7 +51,9 @@ class Program:
     def close(self) -> None:
         """Kill it if it still runs."""
         if self.status is None:
-            self.send_signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended since, and the template has heard of it
+                self.send_signal(signal.SIGKILL)
+
             self.end()
 
         self.out.close()
