@@ -143,7 +143,8 @@ async def test_each_item_has_a_batch_of_its_own_in_its_own_directory(tmp_path: P
         assert two["a"].text == "w"
 
     assert [names for call, names in handler.calls if call == "serialize"] == [NAMES, ["a"]]
-    assert [names for call, names in handler.calls if call == "finalize"] == [["one"], ["two"]]
+    finished = [names for call, names in handler.calls if call == "finalize"]
+    assert sorted(finished) == [["one"], ["two"]]  # at one time
 
 
 async def test_one_checkpointer_serves_calls_with_handlers_of_their_own(tmp_path: Path) -> None:
