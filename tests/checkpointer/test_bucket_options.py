@@ -97,7 +97,7 @@ async def test_a_server_that_does_not_answer_is_not_waited_for_longer(
 
     server.before = before
     try:
-        async with checkpointer(server, **{option: "200ms"}) as made:
+        async with checkpointer(server, **{option: "2s"}) as made:
             with pytest.raises(UnreachableError, match="/d/"):
                 await made.restore("s3://bucket/run/7")
     finally:
