@@ -235,8 +235,16 @@ class Host:
                 filler.write(bytes(2**20))
 
     def forbid_disk(self) -> None:
-        """Have its disk refuse every write, as one does that has found an error."""
-        _run("mount", "-o", "remount,ro", str(self.disk))
+        """Have its disk refuse every write, as one does that has found an error.
+
+        The system does so at a moment only at which no file is open for writing, and so is asked again.
+        """
+        until = time.monotonic() + SAYS_S
+        while True:
+            try:
+                return _run("mount", "-o", "remount,ro", str(self.disk))
+            except subprocess.CalledProcessError:
+                assert time.monotonic() < until, "a disk is written to all the time"
 
     def free_disk(self) -> None:
         """End both."""
