@@ -257,6 +257,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--points", nargs="*", default=list(POINTS), choices=POINTS)
     parser.add_argument("--when", nargs="*", default=["before", "after"], choices=["before", "after"])
     options = parser.parse_args(given)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and leave nothing
     with ExitStack() as stack:
         made = Path(tempfile.mkdtemp(prefix="pk-", dir="/dev/shm" if Path("/dev/shm").is_dir() else "/tmp"))
         stack.callback(shutil.rmtree, made, ignore_errors=True)

@@ -546,10 +546,10 @@ def main(given: Sequence[str] | None = None) -> int:
         stack.callback(shutil.rmtree, made, ignore_errors=True)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(made / "pyc")  # keepers start again and again
-        import_all(made)
         if network is not None:
             stack.callback(network.close)
 
+        import_all(made)
         services = Services(made)
         stack.callback(services.close)
         counts = options.hosts, options.processes
