@@ -77,6 +77,8 @@ def convert_one(
         source, target = ("plain" if each == "safetensors" else each for each in (source, target))
 
     path, made = folder / f"source.{source}", folder / f"made.{target}"
+    # Thousands of pieces of a leaf take seconds, and show no more than a hundred.
+    piece = max(piece, max([array.nbytes for array in (*leaves.values(), *wanted.values())]) // 100)
     config = penstock.Config.load(environ={}, arguments={"save": {"piece_bytes": piece}})
     forms = {"coded": penstock.SaveFormat(codec="zstd:1"), "zarr": penstock.SaveFormat(ocdbt=False, zarr=3)}
     if source == "safetensors":
