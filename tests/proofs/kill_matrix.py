@@ -38,6 +38,7 @@ from tests.proofs.tiers import Round, World, import_all
 from penstock.handlers.stores.keeper.messages import (
     Head,
     Move,
+    Prepare,
     Release,
     Request,
     Status,
@@ -90,7 +91,7 @@ def words_of(kind: type[object]) -> str:
 
 def point_of(request: Request) -> str | None:
     """Return which point of the protocol a question is; None for what is asked on opening or leaving."""
-    if isinstance(request, Release | Status | TakeOver):
+    if isinstance(request, Prepare | Release | Status | TakeOver):
         return None
 
     words = words_of(type(request))

@@ -42,7 +42,7 @@ def test_who_is_killed_at_any_point_of_the_protocol_costs_no_step_that_is_promis
 
 
 def test_each_question_that_a_keeper_knows_is_a_point_of_the_matrix() -> None:
-    asked_otherwise = {messages.Release, messages.Status, messages.Stop, messages.TakeOver}
+    asked_otherwise = {messages.Prepare, messages.Release, messages.Status, messages.Stop, messages.TakeOver}
     kinds = set(get_args(messages.Request)) - asked_otherwise - {messages.Move}
 
     assert {words_of(kind) for kind in kinds} | {"publish", "rename"} == {
