@@ -190,11 +190,11 @@ async def test_a_copy_that_one_process_cannot_make_is_made_by_all_later(
     root = tmp_path / "bucket"
     stores = [FaultyStore(LocalStore()) for _ in disks]
     refused = StorageError("write", str(root), "no route to host", errno.EHOSTUNREACH)
-    if operation == "create_long_file":
-        stores[who].fail_on(operation, 1, refused)
-
-    waiting = [store for store in stores if operation != "create_long_file" or store is not stores[who]]
-    hangs = [store.hang_on("create_long_file") for store in waiting]
+    fails_there = [operation == "create_long_file" and index == who for index in range(COUNT)]
+    hangs = [
+        store.hang_on("create_long_file", then=refused if fails else None)
+        for store, fails in zip(stores, fails_there, strict=True)
+    ]
     async with opened(root, on(disks, more=lambda index: {"store": stores[index]})) as managers:
         futures = await save(managers, 1)
         for hang in hangs:
