@@ -50,7 +50,7 @@ _KEPT: Final = frozenset({CHECKPOINT_METADATA, METADATA, SHARDING, STRINGS})
 @final
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What is to be encoded, where it goes, and how; a value that another process can be sent."""
+    """An order to encode a checkpoint: which one, where it goes, and how. Another process can be sent it."""
 
     path: str  #: of a finished checkpoint
     destination: str

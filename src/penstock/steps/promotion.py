@@ -600,7 +600,7 @@ class Promotions:
 
 @final
 class _Brought(NamedTuple):
-    """What it took to bring a step to a level."""
+    """The cost of bringing a step to a level."""
 
     nbytes: int
     processor_s: float | None = None  #: see `Promotion`
