@@ -195,7 +195,7 @@ class CompositeLayout:
                 else:
                     tree = EncodedTree(TreeColumns.of(found), self._form, part.custom_metadata)
 
-                of_tree = None if self._origin is None else self._origin.below(part.directory)
+                of_tree = self._origin.below(part.directory)
                 made = tree.documents(written, committed_ns, of_part, origin=of_tree)
                 yield from _below(part.directory, made)
 
@@ -205,15 +205,12 @@ class CompositeLayout:
             custom_metadata=custom_metadata,
             item_handlers=self._parts.handlers,
         )
-        document = Document(CHECKPOINT_METADATA, about)
-        if self._origin is not None:
-            document = self._origin.kept(document)
-
+        document = self._origin.kept(Document(CHECKPOINT_METADATA, about))
         return self._with_about(of_trees(), document, beside)
 
     @property
-    def _origin(self) -> Origin | None:
-        return self.arrays.origin if isinstance(self.arrays, OrbaxLayout) else None
+    def _origin(self) -> Origin:
+        return self.arrays.origin if isinstance(self.arrays, OrbaxLayout) else Origin()
 
     def _part(self, leaf: Leaf) -> TreePart:
         keys = leaf.info.keys
@@ -256,7 +253,7 @@ class CompositeLayout:
 
         yield about
         yield Document(INTEGRITY, record)
-        yield Document(COMMIT_MARK, encode_mark(record, (self._origin or Origin(None)).mark))
+        yield Document(COMMIT_MARK, encode_mark(record, self._origin.mark))
 
 
 def _within(part: TreePart, info: ParamInfo) -> ParamInfo:

@@ -409,9 +409,12 @@ def _digest(found: re.Match[bytes] | None) -> Digest | None:
 @final
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A checkpoint of which another one is made that has the same values, stored with another codec."""
+    """A checkpoint of which another one is made that has the same values, stored with another codec.
 
-    identity: Digest | None  #: see `identity_in_mark`
+    An empty one is that of checkpoints which are made of no other: it changes nothing in them.
+    """
+
+    identity: Digest | None = None  #: see `identity_in_mark`
     documents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """Those that the other one has, too, byte for byte; by name in it."""
     digests: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict[str, Mapping[str, bytes]])
@@ -425,7 +428,7 @@ class Origin:
             for name, data in self.documents.items()
             if name.startswith(prefix)
         }
-        return Origin(None, documents, {"": self.digests.get(directory, {})})
+        return Origin(documents=documents, digests={"": self.digests.get(directory, {})})
 
     def kept(self, document: Document) -> Document:
         """Return a document of the other one as it is here, if it is to be the same."""

@@ -73,7 +73,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document, WrittenLeaves
 
 _BYTES_OF_A_LEAF: Final = 512
-_NO_ORIGIN: Final = Origin(None)
+_NO_ORIGIN: Final = Origin()
 
 
 @final
@@ -117,7 +117,7 @@ class EncodedTree:
         digests: Mapping[str, bytes],
         beside: Sequence[Document] = (),
         about: Document | None = None,
-        origin: Origin | None = None,
+        origin: Origin = _NO_ORIGIN,
     ) -> Iterator[Document]:
         """Make the documents of the tree and the record of all of them, one after another.
 
@@ -134,7 +134,6 @@ class EncodedTree:
             PenstockError: If the pieces of a chunk do not tile it: when the first document is asked for.
         """
         found: dict[str, integrity.Digest] = {}
-        origin = origin or _NO_ORIGIN
         for made in self._own_documents(batches, committed_ns):
             document = origin.kept(made)
             del made
@@ -311,7 +310,7 @@ class OrbaxLayout:
         plain_chunk: int | None = None,
         tree_custom_metadata: Any = None,
         directory: TreeDirectory | None = None,
-        origin: Origin | None = None,
+        origin: Origin = _NO_ORIGIN,
     ) -> None:
         if not isinstance(cast("object", form), SaveFormat | None):
             raise SpecError(f"form is a penstock.SaveFormat, not {form!r}")
