@@ -132,13 +132,13 @@ async def _encode(encoding: Encoding, target: Store, threads: Threads, source: R
     at_once = target.directories is not None
     memory = MemoryRegulator(encoding.limit_bytes)
     rewriting = Rewriting(
-        target,
-        config,
-        memory,
-        SingleProcessCoordinator(),
-        encoding.overwrite and (True if at_once else "delete-first"),
-        form,
-        source.store,
+        store=target,
+        config=config,
+        memory=memory,
+        coordinator=SingleProcessCoordinator(),
+        overwrite=encoding.overwrite and (True if at_once else "delete-first"),
+        save_format=form,
+        source=source.store,
     )
     async with rewriting.source_files(threads) as files:
         reader = ItemsReader(source.store, partial(_whole, files))

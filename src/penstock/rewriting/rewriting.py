@@ -91,7 +91,7 @@ def check_apart(source: str, destination: str) -> None:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rewriting:
     """Saves what was taken apart, from file to file.
 
@@ -118,7 +118,7 @@ class Rewriting:
 
     @property
     def origin(self) -> Store:
-        """The path of the source."""
+        """Where the source is."""
         return self.store if self.source is None else self.source
 
     @asynccontextmanager
@@ -165,16 +165,38 @@ class Rewriting:
         Cancellation:
             Nothing is left at `final`.
         """
-        if layout is None:
-            scheme = scheme_of(final)
-            layout = OrbaxLayout(
-                self.save_format,
-                plain_chunk=None if scheme is None else self.config.store.of_scheme(scheme).file_bytes,
-                tree_custom_metadata=items.tree_custom_metadata,
+        layout = self._layout_of(items, final) if layout is None else layout
+        custom = {**(items.custom_metadata or {}), **(custom_metadata or {})} or None
+        async with Checkpointer(
+            registry=_handlers(self.coordinator),
+            save_pipeline=self._pipeline(source, beside, resume),
+            layout=layout if items.parts is None else CompositeLayout(layout, items.parts),
+            store=self.store,
+            config=self.config,
+            coordinator=self.coordinator,
+            memory=self.memory,
+        ) as checkpointer:
+            save = await checkpointer.save(
+                final,
+                items.tree,
+                overwrite=self.overwrite,
+                custom_metadata=custom,
+                staging="overlap",
+                progress=self.progress,
             )
-        if items.parts is not None:
-            layout = CompositeLayout(layout, items.parts)
+            return await save
 
+    def _layout_of(self, items: StoredItems, final: str) -> Layout:
+        scheme = scheme_of(final)
+        return OrbaxLayout(
+            self.save_format,
+            plain_chunk=None if scheme is None else self.config.store.of_scheme(scheme).file_bytes,
+            tree_custom_metadata=items.tree_custom_metadata,
+        )
+
+    def _pipeline(
+        self, source: Reading, beside: Sequence[Document], resume: Resume | None
+    ) -> Pipeline[SaveRun]:
         async def unchanged(committed: Committed, /) -> Committed:
             await source.end()
             return committed
@@ -192,25 +214,7 @@ class Rewriting:
                 .insert_before("finalize", EndRecord(), called="end_record")
             )
 
-        custom = {**(items.custom_metadata or {}), **(custom_metadata or {})} or None
-        async with Checkpointer(
-            registry=_handlers(self.coordinator),
-            save_pipeline=pipeline,
-            layout=layout,
-            store=self.store,
-            config=self.config,
-            coordinator=self.coordinator,
-            memory=self.memory,
-        ) as checkpointer:
-            save = await checkpointer.save(
-                final,
-                items.tree,
-                overwrite=self.overwrite,
-                custom_metadata=custom,
-                staging="overlap",
-                progress=self.progress,
-            )
-            return await save
+        return pipeline
 
 
 def _short_queues(pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:

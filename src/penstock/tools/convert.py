@@ -154,7 +154,14 @@ async def convert(
     stores, start = StoreFinder(store, options.store), path_or_url(source)
     final = path_to_save_to(destination)
     rewriting = Rewriting(
-        stores.at(final), options, regulator, job, overwrite, save_format, stores.at(start), progress
+        store=stores.at(final),
+        config=options,
+        memory=regulator,
+        coordinator=job,
+        overwrite=overwrite,
+        save_format=save_format,
+        source=stores.at(start),
+        progress=progress,
     )
     target = _Target.of(format, final, max_shard_bytes)
     if target.format != "orbax" and save_format is not None:

@@ -101,7 +101,15 @@ async def repair(
             raise PathError(other, f"lies on another disk or in another bucket than {start!r}; copy it there")
 
     options, job = job_of(options, None)
-    rewriting = Rewriting(stores.at(final), options, regulator, job, overwrite, save_format, origin)
+    rewriting = Rewriting(
+        store=stores.at(final),
+        config=options,
+        memory=regulator,
+        coordinator=job,
+        overwrite=overwrite,
+        save_format=save_format,
+        source=origin,
+    )
     return await _Repair(rewriting, Threads(), start, places, max_expansion).run(final)
 
 
