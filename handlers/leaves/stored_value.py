@@ -21,7 +21,7 @@ __all__ = (
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -79,7 +79,7 @@ _WINDOW: Final = 16384
 
 _Bounds: TypeAlias = tuple[tuple[int, int], ...]
 _Range: TypeAlias = tuple[str, int, int]  # file, offset, bytes
-_Segments: TypeAlias = Mapping[_Range, tuple[int, int, Segment]]  # offset, bytes of each
+_Segments: TypeAlias = "Sequence[tuple[int, int, Segment] | None]"  # offset, bytes of each
 
 
 @final
@@ -398,11 +398,11 @@ def _bounds_of(spec: LeafSpec, chunk: tuple[int, ...]) -> _Bounds:
 class _Comparison:
     """The comparisons of a region, in ranges that other regions of its leaf need, too."""
 
-    segments: _Segments  #: its own part of each range that is kept in part
+    segments: _Segments  #: for each checked read, in order, its own part of the range; None for all of it
     first: frozenset[_Range]  #: of what its tiles are made of: the ranges that no region before it compares
 
 
-_NOTHING: Final = _Comparison({}, frozenset())
+_NOTHING: Final = _Comparison((), frozenset())
 
 
 def _first_time(reads: Sequence[Read], compared: set[_Range]) -> frozenset[_Range]:
@@ -423,25 +423,24 @@ def _range_of(read: CheckedRead) -> _Range:
 
 
 def _segments(reads: Sequence[Sequence[Read]]) -> list[_Segments]:
-    """Return the segment that each region reads of a range that several regions share.
+    """Return what each region reads of the ranges that it shares: with other regions, or with itself.
 
-    Only segments are kept: reads hold the memory that they fill. The copy is published when all were
-    compared.
+    Only segments are kept: reads hold the memory that they fill. A region may need a range more than once,
+    so reads are told apart by their order. The copy is published when all were compared.
 
     Args:
         reads: Of each region.
     """
     checked = [[read for read in found if isinstance(read, CheckedRead)] for found in reads]
-    found: list[_Segments] = []
-    for before, after in zip(checked, share_checks(checked), strict=True):
-        mine: dict[_Range, tuple[int, int, Segment]] = {}
-        for whole, read in zip(before, after, strict=True):
-            if isinstance(read, CheckedRead) and read.segment is not None:
-                mine[_range_of(whole)] = (read.offset, read.nbytes, read.segment)
-
-        found.append(mine)
-
-    return found
+    return [
+        [
+            (read.offset, read.nbytes, read.segment)
+            if isinstance(read, CheckedRead) and read.segment is not None
+            else None
+            for read in shared
+        ]
+        for shared in share_checks(checked)
+    ]
 
 
 def _reads(value: StoredValue, bounds: _Bounds, piece_bytes: int) -> Iterator[Read]:
@@ -573,7 +572,7 @@ def _spilling(value: StoredValue, spec: LeafSpec, chunks: range) -> Callable[[],
                 first = _first_time(reads, compared)
 
             del reads  # they hold the memory that they fill
-            return _take_region(plain, within, value.files.gather_bytes, _Comparison({}, first))
+            return _take_region(plain, within, value.files.gather_bytes, _Comparison((), first))
 
         return Spill(whole, size, block, value.files.spill_directory, read)
 
@@ -609,7 +608,7 @@ def _take_region(
 
 
 def _take(value: StoredValue, reads: Iterable[Read], comparison: _Comparison) -> None:
-    left = set(comparison.first)
+    left, segments = set(comparison.first), iter(comparison.segments)
     for read in reads:
         assert not isinstance(read, SharedRead), "a leaf that is read alone shares no read"
         match read:
@@ -641,7 +640,7 @@ def _take(value: StoredValue, reads: Iterable[Read], comparison: _Comparison) ->
                 _fill(value, read, buffer)
                 read.scatter(buffer)
             case CheckedRead():
-                _fill_checked(value, _of_segment(read, comparison.segments))
+                _fill_checked(value, _of_segment(read, next(segments, None)))
             case DriverRead():
                 anyio.from_thread.run(_perform, read)
 
@@ -703,13 +702,12 @@ async def _perform(read: DriverRead) -> None:
     await read.perform()
 
 
-def _of_segment(read: CheckedRead, segments: _Segments) -> CheckedRead:
-    """Return the read of the segment that is this region's own, if others need the range, too."""
-    found = segments.get((read.file, read.offset, read.nbytes))
-    if found is None:
+def _of_segment(read: CheckedRead, shared: tuple[int, int, Segment] | None) -> CheckedRead:
+    """Return the read of its own segment, if others need the range, too."""
+    if shared is None:
         return read
 
-    offset, nbytes, segment = found
+    offset, nbytes, segment = shared
     return replace(read, offset=offset, nbytes=nbytes, segment=segment)
 
 

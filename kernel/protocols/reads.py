@@ -335,6 +335,7 @@ class CheckedRead:
         at, sum_, end = self.offset, 0, self.offset + self.nbytes
         for part in (*self.parts, None):
             start = end if part is None else part.offset
+            assert start <= end, "what is kept is in the range"
             while at < start:
                 gap = block[: min(len(block), start - at)]
                 read_at(at, [gap])

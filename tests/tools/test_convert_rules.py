@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,32 @@ def test_a_damaged_source_is_found(tmp_path: Path) -> None:
         penstock.sync.convert(tmp_path / "source", tmp_path / "result", rules=[Transpose("w")])
 
     assert not (tmp_path / "result").exists()
+
+
+@pytest.mark.parametrize("piece_bytes", [4000, 2**20])
+@pytest.mark.parametrize("rows", [(40, 3), (3, 40, 3)], ids=str)
+def test_each_of_several_places_that_a_piece_takes_from_one_range_is_compared(
+    tmp_path: Path, rows: tuple[int, ...], piece_bytes: int
+) -> None:
+    array = np.arange(6000.0).reshape(60, 100)
+    penstock.sync.save(tmp_path / "source", {"w": array})
+    config = penstock.Config.load(environ={}, arguments={"save": {"piece_bytes": piece_bytes}})
+    rules = [Select("w", indices=rows)]
+    penstock.sync.convert(tmp_path / "source", tmp_path / "result", rules=rules, config=config)
+    assert same_bits(penstock.sync.restore(tmp_path / "result")["w"], array[list(rows)])
+    for row in rows:
+        damaged = tmp_path / "damaged"
+        shutil.copytree(tmp_path / "source", damaged)
+        files = [path for path in damaged.rglob("*") if path.is_file()]
+        data = max(files, key=lambda path: path.stat().st_size)
+        content = bytearray(data.read_bytes())
+        content[content.index(array[row].tobytes()) + 300] ^= 1
+        data.write_bytes(content)
+        with pytest.raises(ChecksumError):
+            penstock.sync.convert(damaged, tmp_path / "other", rules=rules, config=config)
+
+        assert not (tmp_path / "other").exists()
+        shutil.rmtree(damaged)
 
 
 def test_what_no_rule_takes_and_what_no_source_gives_is_one_error_and_nothing_is_written(
