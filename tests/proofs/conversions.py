@@ -1,9 +1,10 @@
 """Random trees with random rules, converted and compared with NumPy; some are killed and resumed.
 
 `make convert-proof`. Each conversion reads one format and writes another, in small pieces; a restore with the
-same rules must give the same. Conversions of larger trees by the command are killed (SIGKILL) after a random
-time and gone on with, perhaps more than once: what is made must be what NumPy makes, a file byte for byte the
-one of a conversion that was not interrupted, and before that nothing may stand under its name.
+same rules must give the same, and where a byte of the source is damaged both must refuse, or not need it.
+Conversions of larger trees by the command are killed (SIGKILL) after a random time and gone on with, perhaps
+more than once: what is made must be what NumPy makes, a file byte for byte the one of a conversion that was
+not interrupted, and before that nothing may stand under its name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.plain_rules import Leaves, apply_plainly, same_bits, trees_with_rules
 
 import penstock
 from penstock.cli import main as command
+from penstock.errors import CorruptCheckpointError
 from penstock.rules import Rule, Rules
 
 SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -70,7 +72,7 @@ def compare(found: Leaves, wanted: Leaves) -> None:
 def convert_one(
     folder: Path, leaves: Leaves, rules: Sequence[Rule], source: str, target: str, piece: int
 ) -> None:
-    """Convert a tree with rules, restore it with the same, and compare both with NumPy."""
+    """Convert a tree with rules, restore it with the same, and compare both with NumPy; then damage it."""
     wanted = apply_plainly(rules, leaves)
     dtypes = {array.dtype.name for array in (*leaves.values(), *wanted.values())}
     if dtypes & NOT_IN_TENSORS or not wanted:
@@ -99,6 +101,26 @@ def convert_one(
     split = "." if source == "safetensors" else None
     like = nested({name: np.zeros(array.shape, array.dtype) for name, array in wanted.items()})
     compare(named(penstock.sync.restore(path, split=split, like=like, rules=given)), wanted)
+    if source == "safetensors":  # it has no checksums
+        return
+
+    damage(path)
+    other = folder / f"other.{target}"
+    with suppress(CorruptCheckpointError):  # unless no rule keeps what is damaged
+        penstock.sync.convert(path, other, rules=given, save_format=form, config=config)
+        compare(named(penstock.sync.restore(other, split="." if target == "safetensors" else None)), wanted)
+    with suppress(CorruptCheckpointError):
+        compare(named(penstock.sync.restore(path, like=like, rules=given)), wanted)
+
+
+def damage(checkpoint: Path) -> None:
+    """Change the byte in the middle of its largest file."""
+    largest = max(
+        [path for path in checkpoint.rglob("*") if path.is_file()], key=lambda path: path.stat().st_size
+    )
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
 
 
 def convert_many(folder: Path, trees: int, seed: int) -> Counter[str]:
