@@ -153,21 +153,22 @@ class JobAnnouncements:
         self._turn = Lock()
         self._renew()
 
-    async def tell(self, name: str, value: str) -> None:
+    async def tell(self, name: str, value: str, *, is_again: bool = False) -> None:
         """Announce a decision. Called by the primary.
 
         Raises:
             CoordinationError: If the service cannot be reached.
         """
         await self._join()
-        calls, numbered = self._job.calls, self._numbered(name)
+        calls, numbered = self._job.calls, self._numbered(name, is_again)
         self._remember({numbered: value})
         await calls.put(self._key(numbered), json.dumps(self._known).encode(), replace=True)
-        self._kept.append(numbered)
+        if numbered not in self._kept:
+            self._kept.append(numbered)
         if len(self._kept) > MOST_KEYS:
             await calls.delete(self._key(self._kept.popleft()))
 
-    async def hear(self, name: str) -> str:
+    async def hear(self, name: str, *, is_again: bool = False) -> str:
         """Return what the primary decided, as soon as it has. For the others.
 
         Raises:
@@ -176,7 +177,7 @@ class JobAnnouncements:
             PeerSilentError: If the primary says nothing within `JobLimits.patience_s`.
             CoordinationError: If the service cannot be reached.
         """
-        numbered, limit_s = self._numbered(name), self._job.limits.patience_s
+        numbered, limit_s = self._numbered(name, is_again), self._job.limits.patience_s
         asked, n_waits, seen = f"the decision {name!r} about {self._about}", 0, frozenset[str]()
         async with self._job.within(limit_s):
             while numbered not in self._known:
@@ -249,8 +250,8 @@ class JobAnnouncements:
     def _key(self, numbered: str) -> str:
         return f"{self._keys.each('said')}{numbered}"
 
-    def _numbered(self, name: str) -> str:
-        self._asked[name] += 1
+    def _numbered(self, name: str, is_again: bool) -> str:
+        self._asked[name] += not (is_again and self._asked[name])
         found = f"{name}/{self._asked[name]}"
         while len(self._asked) > MOST_REMEMBERED:
             del self._asked[next(iter(self._asked))]

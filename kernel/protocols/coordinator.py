@@ -168,12 +168,23 @@ class Operation(Protocol):
 class Announcements(Protocol):
     """Decisions that the primary makes alone and the others follow, by name; see `JobAnnouncements`."""
 
-    async def tell(self, name: str, value: str) -> None:
-        """Announce a decision. Called by the primary."""
+    async def tell(self, name: str, value: str, *, is_again: bool = False) -> None:
+        """Announce a decision. Called by the primary.
+
+        Args:
+            name: What it is about.
+            value: What was decided.
+            is_again: Whether it replaces the last one of this name: the service did not take it.
+        """
         ...
 
-    async def hear(self, name: str) -> str:
-        """Return what the primary decided, as soon as it has. For the others."""
+    async def hear(self, name: str, *, is_again: bool = False) -> str:
+        """Return what the primary decided, as soon as it has. For the others.
+
+        Args:
+            name: What it is about.
+            is_again: Whether the last call failed, and it is the same one that is asked for.
+        """
         ...
 
     async def ask(self, what: str) -> None:

@@ -13,6 +13,7 @@ from anyio import Event, create_task_group
 from penstock import CheckpointManager
 from penstock.config import JobLimits
 from penstock.handlers.coordinators import JobCoordinator
+from penstock.kernel.protocols.coordinator import KeyValues
 from penstock.testing import MemoryKeyValues
 
 LIMITS = JobLimits(join_s=30.0, write_s=30.0, silence_s=30.0, beat_s=0.2, call_s=5.0)
@@ -28,16 +29,25 @@ def state(step: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def opened(
-    root: Path, options: Callable[[int], dict[str, Any]], limits: JobLimits = LIMITS
+    root: Path,
+    options: Callable[[int], dict[str, Any]],
+    limits: JobLimits = LIMITS,
+    seen: Callable[[int, KeyValues], KeyValues] = lambda _, service: service,
 ) -> AsyncGenerator[Managers]:
     """Open the manager of each process with options of its own, and perhaps a root of its own.
 
     Each waits for the others to be opened.
+
+    Args:
+        root: Of the steps.
+        options: Of a process.
+        limits: Of their waits.
+        seen: Returns the service as a process sees it.
     """
     service, found, is_open, leave = MemoryKeyValues(), dict[int, CheckpointManager](), Event(), Event()
 
     async def live(index: int) -> None:
-        coordinator = JobCoordinator(service, index, COUNT, limits)
+        coordinator = JobCoordinator(seen(index, service), index, COUNT, limits)
         given: dict[str, Any] = {"root": root, **options(index)}
         async with CheckpointManager(coordinator=coordinator, **given) as manager:
             found[index] = manager

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, final
 
 import numpy as np
 import pytest
-from anyio import create_task_group, wait_all_tasks_blocked
+from anyio import create_task_group, fail_after, to_thread, wait_all_tasks_blocked
 from tests.object_server import BUCKET, CREDENTIALS, object_server
 from tests.steps.job_of_managers import COUNT, each, opened
 from tests.steps.joint_steps import (
@@ -30,9 +31,10 @@ from tests.steps.joint_steps import (
 import penstock
 from penstock import CheckpointManager, JobOptions
 from penstock.config import Config, StoreOptions
-from penstock.errors import PeerFailedError, SaveCancelledError, SpecError, StorageError
+from penstock.errors import CoordinationError, PeerFailedError, SaveCancelledError, SpecError, StorageError
 from penstock.handlers import LocalStore
 from penstock.handlers.stores.buckets import S3Options
+from penstock.kernel.protocols.coordinator import KeyValues
 from penstock.steps import Disk
 from penstock.steps.tier_record import TierRecord, write_record
 from penstock.testing import FaultyStore, Hang
@@ -254,6 +256,93 @@ async def test_a_root_that_is_slow_takes_the_newest_step_of_all(disks: list[Path
     assert superseded == [[None, newest, newest, None]] * COUNT
     assert steps(root) == [1, 4]
     await check_whole(root / "4", 4)
+
+
+@final
+class DisturbedKeyValues:
+    """The service as one process sees it: the first call about one key is late, or fails.
+
+    Args:
+        service: The service itself.
+        about: What is in that key.
+        fails: Whether it fails; otherwise it waits for `go_on`.
+    """
+
+    def __init__(self, service: KeyValues, about: str, *, fails: bool = False) -> None:
+        self._service, self._about, self._fails = service, about, fails
+        self.reached, self._going = Event(), Event()
+
+    def go_on(self) -> None:
+        self._going.set()
+
+    def put(self, key: str, value: bytes, replace: bool, /) -> bool:
+        self._disturb(key)
+        return self._service.put(key, value, replace)
+
+    def wait(self, key: str, timeout_s: float, /) -> bytes | None:
+        self._disturb(key)
+        return self._service.wait(key, timeout_s)
+
+    def under(self, prefix: str, /) -> Mapping[str, bytes]:
+        return self._service.under(prefix)
+
+    def count(self, key: str, /) -> int:
+        return self._service.count(key)
+
+    def delete(self, prefix: str, /) -> None:
+        self._service.delete(prefix)
+
+    def _disturb(self, key: str) -> None:
+        if self._about not in key or self.reached.is_set():
+            return
+
+        self.reached.set()
+        if self._fails:
+            raise CoordinationError("the service is away for a moment")
+
+        assert self._going.wait(20)
+
+
+async def test_a_step_that_is_kept_while_the_others_hear_of_the_one_before_waits_its_turn(
+    disks: list[Path], tmp_path: Path
+) -> None:
+    late: list[DisturbedKeyValues] = []
+
+    def seen(index: int, service: KeyValues) -> KeyValues:
+        if index:
+            return service
+
+        late.append(DisturbedKeyValues(service, "promote 1/1"))
+        return late[0]
+
+    with fail_after(20):
+        async with opened(tmp_path / "bucket", on(disks, keep=5), seen=seen) as managers:
+            futures = await save(managers, 1)
+            await to_thread.run_sync(late[0].reached.wait)
+            later = await save(managers, 2)
+            for future in later:
+                await future.kept()
+
+            late[0].go_on()
+            for future in (*futures, *later):
+                await future
+
+    assert steps(tmp_path / "bucket") == [1, 2]
+    await check_whole(tmp_path / "bucket" / "2", 2)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+async def test_a_decision_that_one_process_does_not_hear_or_tell_is_asked_for_again(
+    disks: list[Path], tmp_path: Path, process: int
+) -> None:
+    def seen(index: int, service: KeyValues) -> KeyValues:
+        return DisturbedKeyValues(service, "promote 1/1", fails=True) if index == process else service
+
+    with fail_after(20):
+        async with opened(tmp_path / "bucket", on(disks, keep=5), seen=seen) as managers:
+            await finished(managers, 1, 2)
+
+    assert steps(tmp_path / "bucket") == [1, 2]
 
 
 async def test_who_cancels_a_kept_step_waits_no_longer_and_the_others_get_it(

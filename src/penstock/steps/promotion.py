@@ -38,6 +38,7 @@ from penstock.kernel.errors import (
     NotACheckpointError,
     PathError,
     PeerError,
+    PeerFailedError,
     PenstockError,
     ReplacedError,
     RootInUseError,
@@ -641,7 +642,9 @@ class _Promoter:
         self._is_joint = level.engine.is_joint
         self._decides = not self._is_joint or self._job.coordinator.is_primary
         self._n_decided = 0
-        self._waiting: dict[int, Promoting] = {}  #: by step; where it is decided here, one at most
+        self._is_untold = False  # whether the last decision did not come to all, and is asked for again
+        self._waiting: dict[int, Promoting] = {}  #: by step; where it is decided here, one besides the next
+        self._turn: int | None = None  # the step that this process has chosen, and is telling the others
         self._busy: Promoting | None = None
         self._is_there = False  # whether that has come
         self._scope = CancelScope()  # of the copy under way
@@ -678,7 +681,7 @@ class _Promoter:
     def _leave_out(self, before: int) -> None:
         """Leave out the steps that wait and are older than one that comes."""
         for step in sorted(self._waiting):
-            if step < before:
+            if step < before and step != self._turn:
                 self._supersede(self._waiting.pop(step))
 
     def _supersede(self, promoting: Promoting) -> None:
@@ -716,6 +719,8 @@ class _Promoter:
         except (StorageError, PeerError, CoordinationError) as error:
             self._note_failed(error)
             return False
+        finally:
+            self._turn = None
 
         promoting = self._waiting.pop(step)
         self._leave_out(step)
@@ -735,8 +740,17 @@ class _Promoter:
         if not self._is_joint:
             return max(self._waiting), None
 
-        self._n_decided += 1
-        step, source = await self._job.decide(f"promote {self._n_decided}", self._chosen)
+        is_again, self._is_untold = self._is_untold, True
+        self._n_decided += not is_again
+        try:
+            step, source = await self._job.decide(
+                f"promote {self._n_decided}", self._chosen, is_again=is_again
+            )
+        except (StorageError, PeerFailedError):
+            self._is_untold = False
+            raise
+
+        self._is_untold = False
         while step not in self._waiting:  # it is kept in the primary, and will be here in a moment
             self._asked = Event()
             await self._asked.wait()
@@ -744,7 +758,7 @@ class _Promoter:
         return step, source
 
     async def _chosen(self) -> tuple[int, int | None]:
-        step = max(self._waiting)
+        self._turn = step = max(self._waiting)  # a newer one waits until all have heard of it
         promoting = self._waiting[step]
         if promoting.stranded_from is not None:
             return step, self._nearer.index(promoting.stranded_from)

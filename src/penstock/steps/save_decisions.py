@@ -42,13 +42,21 @@ class JobDecisions:
         self.announcements: Announcements | None = coordinator.announcements(about)
         """How the primary tells the others what it decided; None if there are none."""
 
-    async def decide(self, name: str, own: Callable[[], Awaitable[T]], what: str | None = None) -> T:
+    async def decide(
+        self,
+        name: str,
+        own: Callable[[], Awaitable[T]],
+        what: str | None = None,
+        *,
+        is_again: bool = False,
+    ) -> T:
         """Return what `own()` returns in the primary, in all processes.
 
         Args:
             name: What it is about; the same in all.
             own: Called in the primary alone; returns what JSON can hold.
             what: What failed, in the error of the others, if it raises.
+            is_again: See `Announcements`.
 
         Raises:
             Exception: What `own` raises; in the others, a `PeerFailedError` that names it.
@@ -58,7 +66,7 @@ class JobDecisions:
         if self.announcements is None:
             return await own()
         if not self.coordinator.is_primary:  # one decides, so that no two can differ
-            value, problem = json.loads(await self.announcements.hear(name))
+            value, problem = json.loads(await self.announcements.hear(name, is_again=is_again))
             if problem is not None:
                 raise PeerFailedError(self.coordinator.processes[0], what, None, problem)
 
@@ -68,10 +76,10 @@ class JobDecisions:
             found = await own()
         except Exception as error:  # otherwise the others would wait
             problem = f"{type(error).__name__}: {error}"[:MOST_TEXT]
-            await self.announcements.tell(name, json.dumps([None, problem]))
+            await self.announcements.tell(name, json.dumps([None, problem]), is_again=is_again)
             raise
 
-        await self.announcements.tell(name, json.dumps([found, None]))
+        await self.announcements.tell(name, json.dumps([found, None]), is_again=is_again)
         return found
 
 
