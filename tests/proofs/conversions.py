@@ -1,7 +1,7 @@
 """Random trees with random rules, converted and compared with NumPy; some are killed and resumed.
 
 `make convert-proof`. Each conversion reads one format and writes another, in small pieces; a restore with the
-same rules must give the same, and where a byte of the source is damaged both must refuse, or not need it.
+same rules must give the same, and where a bit of the source has changed both must refuse, or not need it.
 Conversions of larger trees by the command are killed (SIGKILL) after a random time and gone on with, perhaps
 more than once: what is made must be what NumPy makes, a file byte for byte the one of a conversion that was
 not interrupted, and before that nothing may stand under its name.
@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ from penstock.errors import CorruptCheckpointError
 from penstock.rules import Rule, Rules
 
 SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+DAMAGED = 3
+"""So many times a bit of each source is changed."""
 
 NOT_IN_TENSORS = {"int4", "complex64", "float8_e8m0fnu"}
 """Which a file of safetensors cannot hold, or not for every reader."""
@@ -104,23 +107,29 @@ def convert_one(
     if source == "safetensors":  # it has no checksums
         return
 
-    damage(path)
-    other = folder / f"other.{target}"
-    with suppress(CorruptCheckpointError):  # unless no rule keeps what is damaged
-        penstock.sync.convert(path, other, rules=given, save_format=form, config=config)
-        compare(named(penstock.sync.restore(other, split="." if target == "safetensors" else None)), wanted)
-    with suppress(CorruptCheckpointError):
-        compare(named(penstock.sync.restore(path, like=like, rules=given)), wanted)
+    rng = random.Random(repr((rules, source, target, piece)))
+    for number in range(DAMAGED):
+        other = folder / f"other{number}.{target}"
+        with damaged(path, rng):
+            with suppress(CorruptCheckpointError):  # unless no rule keeps what is damaged
+                penstock.sync.convert(path, other, rules=given, save_format=form, config=config)
+                split = "." if target == "safetensors" else None
+                compare(named(penstock.sync.restore(other, split=split)), wanted)
+            with suppress(CorruptCheckpointError):
+                compare(named(penstock.sync.restore(path, like=like, rules=given)), wanted)
 
 
-def damage(checkpoint: Path) -> None:
-    """Change the byte in the middle of its largest file."""
-    largest = max(
-        [path for path in checkpoint.rglob("*") if path.is_file()], key=lambda path: path.stat().st_size
-    )
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
+@contextmanager
+def damaged(checkpoint: Path, rng: random.Random) -> Generator[None]:
+    """Change a bit of a data file, and change it back."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.stat().st_size)
+    file = rng.choice([path for path in files if not path.name.startswith(("_", "commit"))] or files)
+    whole = file.read_bytes()
+    content = bytearray(whole)
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    file.write_bytes(content)
+    yield
+    file.write_bytes(whole)
 
 
 def convert_many(folder: Path, trees: int, seed: int) -> Counter[str]:
