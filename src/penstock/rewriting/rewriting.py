@@ -118,7 +118,7 @@ class Rewriting:
 
     @property
     def origin(self) -> Store:
-        """Where the source is."""
+        """The store of the source."""
         return self.store if self.source is None else self.source
 
     @asynccontextmanager
