@@ -147,14 +147,14 @@ class Database:
     def manifest(self) -> tuple[Manifest, Origin]:
         """Read the manifest that holds the newest version."""
         name = _MANIFEST
-        if self._store.kind(os.path.join(self._directory, name)) is None:
-            raise NotACheckpointError(os.path.join(self._directory, name), "no OCDBT manifest here")
-
         while True:
             origin = Origin(os.path.join(self._directory, name), "OCDBT manifest")
             try:
                 data = self._store.read_file(origin.path)
             except StorageError as error:
+                if name == _MANIFEST and error.errno == errno.ENOENT:
+                    raise NotACheckpointError(origin.path, "no OCDBT manifest here") from error
+
                 raise _translated(origin, error) from error
 
             method, cursor = unseal(origin, MANIFEST_MAGIC, data)

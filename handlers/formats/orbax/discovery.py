@@ -524,7 +524,7 @@ def _kind_of_item_at(store: Store, directory: str) -> ItemKind | None:
 def _items_of(store: Store, path: str, names: Collection[str]) -> dict[str, ItemKind]:
     """Return the kind of each item of the checkpoint at `path`, by name, without unfinished ones."""
     found: dict[str, ItemKind] = {}
-    for name in sorted(names):
+    for name in sorted(set(names) - _BESIDE_TREES):  # each look is a question to a keeper, or to a bucket
         # Early directories of steps had their own metadata in what looks like an item.
         is_item = TEMPORARY_SUFFIX not in name and (name != ROOT_FOLDER or CHECKPOINT_METADATA in names)
         kind = _kind_of_item_at(store, os.path.join(path, name)) if is_item else None
