@@ -13,7 +13,7 @@ from anyio import Event, create_task_group
 from penstock import CheckpointManager
 from penstock.config import JobLimits
 from penstock.handlers.coordinators import JobCoordinator
-from penstock.kernel.protocols.coordinator import KeyValues
+from penstock.kernel.protocols import KeyValues
 from penstock.testing import MemoryKeyValues
 
 LIMITS = JobLimits(join_s=30.0, write_s=30.0, silence_s=30.0, beat_s=0.2, call_s=5.0)

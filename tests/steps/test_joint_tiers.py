@@ -34,7 +34,7 @@ from penstock.config import Config, StoreOptions
 from penstock.errors import CoordinationError, PeerFailedError, SaveCancelledError, SpecError, StorageError
 from penstock.handlers import LocalStore
 from penstock.handlers.stores.buckets import S3Options
-from penstock.kernel.protocols.coordinator import KeyValues
+from penstock.kernel.protocols import KeyValues
 from penstock.steps import Disk
 from penstock.steps.tier_record import TierRecord, write_record
 from penstock.testing import FaultyStore, Hang

@@ -361,9 +361,6 @@ def leaf_table(
     with_value = {number for number, type_ in types.items() if has_value(type_)}
     valued = [at for at, type_ in enumerate(tree.types) if id(type_) in with_value]
     formats, all_inline = find_formats(place.sealed, index, tree, names, valued)
-    known: dict[tuple[object, ...], LeafSpec] = {}
-    specs: list[LeafSpec] = []
-    details: dict[int, object] = {}
     none: list[None] = [None] * len(names)
     columns = (
         map(id, tree.types),
@@ -371,41 +368,76 @@ def leaf_table(
         map(shardings.get, names) if shardings else none,
         map(random_keys.get, names) if random_keys else none,
     )
+    made = _LeafSpecs(place.directory, structure, texts, foreign, uses_ocdbt=uses_ocdbt)
+    known = made.known
+    specs: list[LeafSpec] = []
     for at, shared in enumerate(zip(*columns, strict=True)):
         spec = known.get(shared)
-        if spec is None:
-            name, form, (_, _, sharding, key_impl) = names[at], formats[at], shared
-            typestr, write_shape, skip = tree.types[at]
-            if form is None and typestr in ARRAY_TYPES and not skip and typestr not in foreign:
-                raise _absent(place.directory, tree, at, ocdbt=uses_ocdbt)
-            if tree.in_msgpack(at):
-                found = structure.packed.get(tree.keys[at])
-                spec, details[at] = packed_spec(place.directory, tree, at, found, sharding, known)
-            elif typestr == "string" and typestr not in foreign:
-                key_path = show_key_path(tree.keys[at], tree.kinds[at])
-                path = os.path.join(place.directory, STRINGS)
-                spec = LeafSpec(typestr, text=find_string(path, texts, name, key_path))
-            elif form is None:
-                # A handler of another type may have stored a text.
-                has_text = bool(texts) and typestr not in foreign
-                spec = LeafSpec(typestr, text=stored_text(texts, name) if has_text else None)
-                if spec.text is None:
-                    known[shared] = spec
-            else:
-                spec = known[shared] = LeafSpec(
-                    typestr=typestr,
-                    shape=form.shape,
-                    dtype=form.dtype,
-                    itemsize=form.itemsize,
-                    chunk_shape=form.chunk_shape,
-                    write_shape=write_shape,
-                    sharding=sharding,
-                    extended_dtype=key_impl,
-                )
+        specs.append(made.make(at, names[at], formats[at], shared) if spec is None else spec)
 
-        specs.append(spec)
+    return LeafTable(tree.keys, tree.kinds, specs, formats, index.table, made.details), all_inline
 
-    return LeafTable(tree.keys, tree.kinds, specs, formats, index.table, details), all_inline
+
+_Alike: TypeAlias = tuple[int, int, str | None, str | None]
+"""What leaves have in common that have one spec: the identities of type and format, sharding, random key."""
+
+
+@final
+class _LeafSpecs:
+    """Makes the specs of leaves, and keeps those that others may share; see `leaf_table`."""
+
+    def __init__(
+        self,
+        directory: str,
+        structure: Structure,
+        texts: dict[str, object],
+        foreign: frozenset[str],
+        *,
+        uses_ocdbt: bool,
+    ) -> None:
+        self._directory, self._structure = directory, structure
+        self._texts, self._foreign, self._uses_ocdbt = texts, foreign, uses_ocdbt
+        self.known: dict[tuple[object, ...], LeafSpec] = {}
+        self.details: dict[int, object] = {}  #: of leaves in the msgpack file
+
+    def make(self, at: int, name: str, form: ArrayFormat | None, alike: _Alike) -> LeafSpec:
+        """Describe a leaf.
+
+        Raises:
+            CorruptCheckpointError: If its value is not where it should be.
+        """
+        tree, (_, _, sharding, key_impl) = self._structure.tree, alike
+        typestr, write_shape, skip = tree.types[at]
+        is_foreign = typestr in self._foreign
+        if form is None and typestr in ARRAY_TYPES and not skip and not is_foreign:
+            raise _absent(self._directory, tree, at, ocdbt=self._uses_ocdbt)
+        if tree.in_msgpack(at):
+            found = self._structure.packed.get(tree.keys[at])
+            spec, self.details[at] = packed_spec(self._directory, tree, at, found, sharding, self.known)
+            return spec
+        if typestr == "string" and not is_foreign:
+            path = os.path.join(self._directory, STRINGS)
+            key_path = show_key_path(tree.keys[at], tree.kinds[at])
+            return LeafSpec(typestr, text=find_string(path, self._texts, name, key_path))
+        if form is None:
+            # A handler of another type may have stored a text.
+            text = stored_text(self._texts, name) if self._texts and not is_foreign else None
+            spec = LeafSpec(typestr, text=text)
+        else:
+            spec = LeafSpec(
+                typestr=typestr,
+                shape=form.shape,
+                dtype=form.dtype,
+                itemsize=form.itemsize,
+                chunk_shape=form.chunk_shape,
+                write_shape=write_shape,
+                sharding=sharding,
+                extended_dtype=key_impl,
+            )
+        if spec.text is None:
+            self.known[alike] = spec
+
+        return spec
 
 
 def _absent(directory: str, tree: TreeDocument, at: int, *, ocdbt: bool) -> CorruptCheckpointError:

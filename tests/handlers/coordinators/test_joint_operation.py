@@ -654,6 +654,8 @@ async def test_the_primary_ends_a_failed_one_only_when_nobody_is_in_it_any_more(
     job.coordinators[0] = JobCoordinator(watched, 0, 3, LONG)
 
     async def fail(operation: JointOperation) -> None:
+        await operation.compare(b"plan", lambda: ["x\tfloat32"])
+        await operation.wait_begun(b"plan", lambda: ["x\tfloat32"])  # so all are in it
         raise StorageError("write", PATH, "Input/output error")
 
     async def clean_up(operation: JointOperation) -> None:
