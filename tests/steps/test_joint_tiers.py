@@ -331,6 +331,42 @@ async def test_a_step_that_is_kept_while_the_others_hear_of_the_one_before_waits
     await check_whole(tmp_path / "bucket" / "2", 2)
 
 
+async def test_a_step_that_is_kept_after_a_newer_one_is_left_out_by_all_or_by_none(
+    disks: list[Path], tmp_path: Path
+) -> None:
+    stores = [FaultyStore(LocalStore()) for _ in disks]
+    hangs = [store.hang_on("create_data_file") for store in stores]
+    late: list[DisturbedKeyValues] = []
+
+    def seen(index: int, service: KeyValues) -> KeyValues:
+        if not index:
+            return service
+
+        late.append(DisturbedKeyValues(service, "promote 1/1"))
+        return late[-1]
+
+    options = on(disks, keep=5, more=lambda index: {"store": stores[index]})
+    with fail_after(20):
+        async with opened(tmp_path / "bucket", options, seen=seen) as managers:
+            older = await save(managers, 1)
+            for hang in hangs:
+                await hang.wait_reached()
+
+            newer = await save(managers, 2)
+            for each_late in late:
+                await to_thread.run_sync(each_late.reached.wait)
+            for hang in hangs:
+                hang.release()
+            for future in older:  # in the others before they hear that the newer one has its turn
+                await future.kept()
+            for each_late in late:
+                each_late.go_on()
+            for future in (*older, *newer):
+                await future
+
+    assert steps(tmp_path / "bucket") == [1, 2]
+
+
 @pytest.mark.parametrize("process", [0, 1])
 async def test_a_decision_that_one_process_does_not_hear_or_tell_is_asked_for_again(
     disks: list[Path], tmp_path: Path, process: int

@@ -81,6 +81,9 @@ if TYPE_CHECKING:
 WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Between two tries of a promotion that fails; the last one again and again."""
 
+_MOST_UNTOLD: Final = 3
+"""So often a decision is asked for until it is a failure that it is not heard: the service may be back."""
+
 
 @final
 class Level:
@@ -611,8 +614,9 @@ class _Brought(NamedTuple):
 class _Promoter:
     """Copies steps into one level, one after another. Of those that wait, the newest alone stays.
 
-    Of several processes, the primary decides which step is next, and all copy it together. So in the others
-    all wait that were offered, until they hear which are left out. Each try that fails, fails for all.
+    Of several processes, the primary decides which step is next and which are left out, and all copy it
+    together. Steps may be kept in another order in each process, so in the others all wait that were offered,
+    until they hear what becomes of them. Each try that fails, fails for all.
 
     Args:
         level: Where they go.
@@ -645,6 +649,7 @@ class _Promoter:
         self._is_untold = False  # whether the last decision did not come to all, and is asked for again
         self._waiting: dict[int, Promoting] = {}  #: by step; where it is decided here, one besides the next
         self._turn: int | None = None  # the step that this process has chosen, and is telling the others
+        self._left_out: list[int] = []  # of several processes: since the last step that all have copied
         self._busy: Promoting | None = None
         self._is_there = False  # whether that has come
         self._scope = CancelScope()  # of the copy under way
@@ -674,15 +679,19 @@ class _Promoter:
         if replaced is not None:
             self._supersede(replaced)
         if self._decides:
-            self._leave_out(max(self._waiting))
+            newest = promoting.step if self._is_joint else max(self._waiting)
+            for step in sorted(self._waiting):
+                if step < newest and step != self._turn:
+                    self._leave_out(self._waiting.pop(step))
 
         self._asked.set()
 
-    def _leave_out(self, before: int) -> None:
-        """Leave out the steps that wait and are older than one that comes."""
-        for step in sorted(self._waiting):
-            if step < before and step != self._turn:
-                self._supersede(self._waiting.pop(step))
+    def _leave_out(self, promoting: Promoting) -> None:
+        """Leave out a step that waits no more, since a newer one does."""
+        if self._is_joint:
+            self._left_out.append(promoting.step)
+
+        self._supersede(promoting)
 
     def _supersede(self, promoting: Promoting) -> None:
         """Leave a step out for a newer one; a level further on may want it, which has a queue of its own."""
@@ -715,47 +724,68 @@ class _Promoter:
             False if it waits for another try.
         """
         try:
-            step, source = await self._next()
+            step, source, left_out = await self._next()
         except (StorageError, PeerError, CoordinationError) as error:
             self._note_failed(error)
+            self._log_failed(max(self._waiting, default=-1))
             return False
         finally:
             self._turn = None
 
         promoting = self._waiting.pop(step)
-        self._leave_out(step)
         self._busy, self._is_there = promoting, False
         try:
-            return await self._try(promoting, source)
+            is_done = await self._try(promoting, source)
         finally:
             self._busy = None
 
-    async def _next(self) -> tuple[int, int | None]:
-        """Return the next step, and the number of the level that all processes copy it from.
+        if is_done:
+            del self._left_out[: len(left_out)]
+
+        return is_done
+
+    async def _next(self) -> tuple[int, int | None, Sequence[int]]:
+        """Return the next step, the number of the level that all copy it from, and what they have left out.
 
         Raises:
             StorageError: If a medium does not say if it is here already.
             PeerError: If the primary does not say what is next.
         """
         if not self._is_joint:
-            return max(self._waiting), None
+            return max(self._waiting), None, ()
 
-        is_again, self._is_untold = self._is_untold, True
+        is_again = self._is_untold
         self._n_decided += not is_again
         try:
-            step, source = await self._job.decide(
-                f"promote {self._n_decided}", self._chosen, is_again=is_again
+            step, source, left_out = await self._job.decide(
+                f"promote {self._n_decided}", self._decision, is_again=is_again
             )
-        except (StorageError, PeerFailedError):
-            self._is_untold = False
+        except (StorageError, PeerError, CoordinationError) as error:
+            self._is_untold = not isinstance(error, StorageError | PeerFailedError)  # these were told
             raise
 
         self._is_untold = False
-        while step not in self._waiting:  # it is kept in the primary, and will be here in a moment
+        if is_again:
+            self._failure = None
+
+        known = frozenset(self._left_out)  # all of them in the primary, and what was heard before
+        for one in left_out:
+            if one not in known:
+                await self._offered(one)
+                self._leave_out(self._waiting.pop(one))
+
+        await self._offered(step)
+        return step, source, left_out
+
+    async def _offered(self, step: int) -> None:
+        """Wait for a step that is kept in the primary, and will be here in a moment."""
+        while step not in self._waiting:
             self._asked = Event()
             await self._asked.wait()
 
-        return step, source
+    async def _decision(self) -> tuple[int, int | None, Sequence[int]]:
+        step, source = await self._chosen()
+        return step, source, list(self._left_out)
 
     async def _chosen(self) -> tuple[int, int | None]:
         self._turn = step = max(self._waiting)  # a newer one waits until all have heard of it
@@ -823,15 +853,20 @@ class _Promoter:
         self._failure = without_frame(error)
         self._n_failed += 1
 
+    def _log_failed(self, step: int) -> None:
+        self._events.warning(
+            "step.promotion_failed", step=step, tier=self._level.path, error=repr(self._failure)
+        )
+
     def _wait_again(self, promoting: Promoting) -> bool:
         """Let a step wait for the next try, if no newer one does. Returns False."""
-        self._events.warning(
-            "step.promotion_failed", step=promoting.step, tier=self._level.path, error=repr(self._failure)
-        )
-        if not self._decides or not self._waiting:
-            self._waiting[promoting.step] = promoting
-        else:
+        self._log_failed(promoting.step)
+        if self._decides and any(step > promoting.step for step in self._waiting):
+            self._leave_out(promoting)
+        elif promoting.step in self._waiting:  # it was saved again meanwhile
             self._supersede(promoting)
+        else:
+            self._waiting[promoting.step] = promoting
 
         return False
 
@@ -993,20 +1028,28 @@ class _Promoter:
 
     async def settle(self, step: int | None = None) -> None:
         """See `Promotions.settle`, and `Promotions.bring` for one step."""
-        # All of a job raise what failed for all: a try more in one of them would wait for the others.
-        tries = -1 if self._is_joint else self._n_failed
+        tries = self._n_failed
         if not self._is_joint:
             self._hurry.set()
         try:
             while (self._waiting or self._busy is not None) and (step is None or self.has(step)):
-                if self._is_joint and self._failure is not None:
+                if self._failure is not None and self._is_joint and self._fails_for_all:
                     raise self._failure
 
                 await self._changed.wait()
-                if self._failure is not None and self._n_failed > tries:
+                is_new = self._fails_for_all if self._is_joint else self._n_failed > tries
+                if self._failure is not None and is_new:
                     raise self._failure
         finally:
             self._hurry = Event()
+
+    @property
+    def _fails_for_all(self) -> bool:
+        """True if the last failure is one of all processes of a job, and so all raise it.
+
+        A try more in one of them would wait for the others. What one alone did not hear it asks for again.
+        """
+        return not self._is_untold or self._n_failed >= _MOST_UNTOLD
 
     def cancel(self, promoting: Promoting) -> None:
         """Copy this step no further; of several processes, one alone waits for it no longer."""
