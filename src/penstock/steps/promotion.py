@@ -647,7 +647,7 @@ class _Promoter:
         self._decides = not self._is_joint or self._job.coordinator.is_primary
         self._n_decided = 0
         self._is_untold = False  # whether the last decision did not come to all, and is asked for again
-        self._waiting: dict[int, Promoting] = {}  #: by step; where it is decided here, one besides the next
+        self._waiting: dict[int, Promoting] = {}  #: by step; where it is decided here, without those left out
         self._turn: int | None = None  # the step that this process has chosen, and is telling the others
         self._left_out: list[int] = []  # of several processes: since the last step that all have copied
         self._busy: Promoting | None = None
