@@ -79,7 +79,8 @@ _WINDOW: Final = 16384
 
 _Bounds: TypeAlias = tuple[tuple[int, int], ...]
 _Range: TypeAlias = tuple[str, int, int]  # file, offset, bytes
-_Segments: TypeAlias = "Sequence[tuple[int, int, Segment] | None]"  # offset, bytes of each
+_Shared: TypeAlias = tuple[int, int, Segment] | None  # offset, bytes; None for a range that is not shared
+_Segments: TypeAlias = Sequence[_Shared]
 
 
 @final
@@ -702,7 +703,7 @@ async def _perform(read: DriverRead) -> None:
     await read.perform()
 
 
-def _of_segment(read: CheckedRead, shared: tuple[int, int, Segment] | None) -> CheckedRead:
+def _of_segment(read: CheckedRead, shared: _Shared) -> CheckedRead:
     """Return the read of its own segment, if others need the range, too."""
     if shared is None:
         return read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 import pytest
 from anyio import create_task_group, fail_after, to_thread, wait_all_tasks_blocked
+from tests.handlers.coordinators.test_joint_operation import Watched
 from tests.object_server import BUCKET, CREDENTIALS, object_server
 from tests.steps.job_of_managers import COUNT, each, opened
 from tests.steps.joint_steps import (
@@ -259,7 +260,7 @@ async def test_a_root_that_is_slow_takes_the_newest_step_of_all(disks: list[Path
 
 
 @final
-class DisturbedKeyValues:
+class DisturbedKeyValues(Watched):
     """The service as one process sees it: the first call about one key is late, or fails.
 
     Args:
@@ -269,7 +270,8 @@ class DisturbedKeyValues:
     """
 
     def __init__(self, service: KeyValues, about: str, *, fails: bool = False) -> None:
-        self._service, self._about, self._fails = service, about, fails
+        super().__init__(service, "no key has this")
+        self._about, self._fails = about, fails
         self.reached, self._going = Event(), Event()
 
     def go_on(self) -> None:
@@ -277,20 +279,11 @@ class DisturbedKeyValues:
 
     def put(self, key: str, value: bytes, replace: bool, /) -> bool:
         self._disturb(key)
-        return self._service.put(key, value, replace)
+        return super().put(key, value, replace)
 
     def wait(self, key: str, timeout_s: float, /) -> bytes | None:
         self._disturb(key)
-        return self._service.wait(key, timeout_s)
-
-    def under(self, prefix: str, /) -> Mapping[str, bytes]:
-        return self._service.under(prefix)
-
-    def count(self, key: str, /) -> int:
-        return self._service.count(key)
-
-    def delete(self, prefix: str, /) -> None:
-        self._service.delete(prefix)
+        return super().wait(key, timeout_s)
 
     def _disturb(self, key: str) -> None:
         if self._about not in key or self.reached.is_set():
