@@ -27,6 +27,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from queue import Full, SimpleQueue
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast, final
 
@@ -34,6 +35,7 @@ from anyio import (
     CancelScope,
     CapacityLimiter,
     Event,
+    Lock,
     NoEventLoopError,
     WouldBlock,
     create_task_group,
@@ -401,39 +403,56 @@ class Threads:
 class CallOnce(Generic[T]):
     """One call in a thread that several tasks can await, and any of them can stop awaiting."""
 
-    __slots__ = ("_args", "_call", "_function", "_limiter", "_outcome")
+    __slots__ = ("_args", "_beginning", "_function", "_has_begun", "_limiter", "_outcome")
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...], limiter: CapacityLimiter) -> None:
         self._function = function
         self._args = args
         self._limiter = limiter
-        self._call: _Call[None] | None = None
+        self._beginning = Lock()
+        self._has_begun = False
         self._outcome: Future[T] = Future()
 
     async def __call__(self) -> T:
-        if self._call is None:
-            self._call = call = _Call[None](self._settle, ())
-            try:
-                await to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
-            except get_cancelled_exc_class():
-                if not call.has_begun():
-                    self._call = None  # it never will: the next waiter starts it
-                raise
+        async with self._beginning:
+            if not self._has_begun:
+                await self._begin()
 
         await await_future(_ShieldedFuture(self._outcome))
         return self._outcome.result()
+
+    async def _begin(self) -> None:
+        """Have a thread make the call. If this ends before one does, the next waiter begins it."""
+        await self._limiter.acquire_on_behalf_of(self)
+        # Given back by the call, and not by a waiter that leaves it: its thread is busy for as long.
+        release = partial(self._limiter.release_on_behalf_of, self)
+        call = _Call[None](self._settle, (partial(LoopHandle().post, release),))
+        try:
+            await to_thread.run_sync(
+                call, abandon_on_cancel=True, limiter=cast("CapacityLimiter", _TAKEN)
+            )
+        except RuntimeError as refusal:  # not of the call: that is left in its outcome
+            raise NoThreadError(str(refusal)) from refusal
+        finally:
+            self._has_begun = call.has_begun()
+            if not self._has_begun:
+                release()
 
     def when_over(self, then: Callable[[], object]) -> None:
         """Call `then` once the call has returned: in its thread, or at once if it has."""
         self._outcome.add_done_callback(lambda _: then())
 
-    def _settle(self) -> None:
+    def _settle(self, release: Callable[[], object]) -> None:
         function, args = self._function, self._args
         self._args = ()  # they live in this frame, and no longer
         try:
-            self._outcome.set_result(function(*args))
+            value = function(*args)
         except BaseException as error:
+            release()  # before any waiter hears of the end
             self._outcome.set_exception(error)
+        else:
+            release()
+            self._outcome.set_result(value)
         finally:
             del self, function, args  # the traceback refers to this frame
 

@@ -185,6 +185,28 @@ def test_a_call_where_no_loop_runs_blocks_and_an_interrupt_cancels_it() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def test_an_interrupt_as_soon_as_a_call_has_begun_cancels_it() -> None:
+    main = threading.get_ident()
+
+    async def wait(_: None, ended: threading.Event) -> None:
+        try:
+            signal.pthread_kill(main, signal.SIGINT)
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with LoopThread(nullcontext[None]) as loop:
+            for _ in range(500):  # in some of them before its caller waits
+                ended = threading.Event()
+                with pytest.raises(KeyboardInterrupt):
+                    loop.call(wait, ended)
+                assert ended.wait(20)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_what_waits_for_a_loop_although_it_was_to_need_none_says_so() -> None:
     class Waiting:
         def __await__(self) -> Generator[None]:

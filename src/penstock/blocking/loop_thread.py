@@ -6,7 +6,6 @@ __all__ = ("LoopThread",)
 
 import sys
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
@@ -40,13 +39,13 @@ class _Calls:
     tasks: TaskGroup
     loop: LoopHandle
     own: Context  #: of the loop
-    _ahead: deque[_Call] = field(default_factory=deque["_Call"])
+    _ahead: list[_Call] = field(default_factory=list["_Call"])
     _lock: Lock = field(default_factory=Lock)
     _thread: int = field(default_factory=get_ident)
     _has_ended: bool = False
 
-    def begin(self, run: Callable[[], Awaitable[None]]) -> Future[None]:
-        """Have the loop await `run()`, which sees the context variables of the caller; return at once.
+    def begin(self, call: _Call) -> None:
+        """Have the loop make a call; return at once.
 
         Raises:
             RuntimeError: In that very loop, where waiting would never end, and after the last call.
@@ -54,20 +53,20 @@ class _Calls:
         if get_ident() == self._thread:
             raise RuntimeError("a call from the thread of this loop, which would wait for itself")
 
-        call = _Call(run, copy_context())
         with self._lock:
             if self._has_ended:
                 raise RuntimeError("the loop of this thread has ended")
 
             self._ahead.append(call)
 
-        self.loop.post(self._start_next)
-        return call.future
+        self.loop.post(self._start_all)
 
-    def _start_next(self) -> None:
+    def _start_all(self) -> None:
         with self._lock:
-            call = self._ahead.popleft() if self._ahead else None
-        if call is not None:
+            ahead = tuple(self._ahead)  # all: an interrupt may leave a call here without its post
+            self._ahead.clear()
+
+        for call in ahead:
             self.own.copy().run(self.tasks.start_soon, call, self.loop)
 
     def end(self) -> None:
@@ -84,11 +83,11 @@ class _Calls:
 
 @final
 class _Call:
-    """One call, as a task."""
+    """The call of `run()` as a task, which sees the context variables of the caller."""
 
-    def __init__(self, run: Callable[[], Awaitable[None]], caller: Context) -> None:
+    def __init__(self, run: Callable[[], Awaitable[None]]) -> None:
         self._run = run
-        self._caller = caller
+        self._caller = copy_context()
         self.future: Future[None] = Future()  #: of the end; to cancel it cancels the call
 
     async def __call__(self, loop: LoopHandle) -> None:
@@ -177,12 +176,14 @@ class LoopThread(Generic[ResourceT]):
     def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Call `function(resource, *args)` in the loop and wait for its result.
 
+        An interrupt, as by Ctrl-C, cancels the call and does not wait for it.
+
         Raises:
             RuntimeError: If called in that very loop, where waiting would never end.
         """
-        submitted, box = self._submit(function, args)
+        calls, call, box = self._prepare(function, args)
         del args
-        submitted.result()
+        _wait(calls, call)
         return box.take()
 
     async def acall(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -191,12 +192,13 @@ class LoopThread(Generic[ResourceT]):
         Cancellation:
             Cancels the call and does not wait for it; so does an interrupt where no loop runs.
         """
-        submitted, box = self._submit(function, args)
+        calls, call, box = self._prepare(function, args)
         del args
         if in_event_loop():
-            await await_future(submitted)
+            calls.begin(call)
+            await await_future(call.future)
         else:
-            _wait(submitted)
+            _wait(calls, call)
 
         return box.take()
 
@@ -243,12 +245,12 @@ class LoopThread(Generic[ResourceT]):
 
         return found
 
-    def _submit(
+    def _prepare(
         self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...]
-    ) -> tuple[Future[None], ResultBox[T]]:
+    ) -> tuple[_Calls, _Call, ResultBox[T]]:
         open_ = self._opened()
         box = ResultBox(partial(function, open_.resource, *args))
-        return open_.calls.begin(box.run), box
+        return open_.calls, _Call(box.run), box
 
     def _opened(self) -> _Open[ResourceT]:
         with self._lock:
@@ -262,11 +264,12 @@ class LoopThread(Generic[ResourceT]):
             return self._open
 
 
-def _wait(submitted: Future[None]) -> None:
+def _wait(calls: _Calls, call: _Call) -> None:
     try:
-        submitted.result()
+        calls.begin(call)  # an interrupt may come as soon as it has begun, and must find the call
+        call.future.result()
     except BaseException:
-        submitted.cancel()
+        call.future.cancel()
         raise
 
 

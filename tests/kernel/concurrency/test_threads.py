@@ -258,6 +258,52 @@ async def test_a_call_runs_in_another_thread_and_its_result_or_error_comes_back(
     assert threads.busy == 0
 
 
+async def test_a_call_that_its_waiter_leaves_keeps_its_thread_busy_until_it_is_over() -> None:
+    threads, begun, go_on = Threads(1), Event(), threading.Event()
+    loop = LoopHandle()
+
+    def work() -> int:
+        loop.post(begun.set)
+        go_on.wait(60)
+        return 3
+
+    call = threads.call_once(work)
+    async with create_task_group() as tasks:
+        tasks.start_soon(call)
+        await begun.wait()
+        tasks.cancel_scope.cancel()
+
+    assert threads.busy == 1
+    go_on.set()
+    assert await call() == 3
+    assert threads.busy == 0
+
+
+async def test_a_call_that_a_cancelled_waiter_did_not_begin_is_begun_by_another() -> None:
+    threads, go_on = Threads(1), threading.Event()
+    call = threads.call_once(lambda: 3)
+    first, found = CancelScope(), list[int]()
+
+    async def wait_first() -> None:
+        with first:
+            await call()
+
+    async def wait_second() -> None:
+        found.append(await call())
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(threads.run, go_on.wait, 60)
+        await checkpoint()
+        tasks.start_soon(wait_first)
+        tasks.start_soon(wait_second)
+        await anyio.wait_all_tasks_blocked()
+        first.cancel()
+        go_on.set()
+
+    assert found == [3]
+    assert threads.busy == 0
+
+
 async def test_more_threads_may_be_busy_once_that_is_allowed_and_never_fewer() -> None:
     threads, all_there = Threads(1), threading.Barrier(3)
     threads.allow(3)
