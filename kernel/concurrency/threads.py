@@ -428,9 +428,7 @@ class CallOnce(Generic[T]):
         release = partial(self._limiter.release_on_behalf_of, self)
         call = _Call[None](self._settle, (partial(LoopHandle().post, release),))
         try:
-            await to_thread.run_sync(
-                call, abandon_on_cancel=True, limiter=cast("CapacityLimiter", _TAKEN)
-            )
+            await to_thread.run_sync(call, abandon_on_cancel=True, limiter=cast("CapacityLimiter", _TAKEN))
         except RuntimeError as refusal:  # not of the call: that is left in its outcome
             raise NoThreadError(str(refusal)) from refusal
         finally:
