@@ -10,6 +10,7 @@ __all__ = (
     "SourceFiles",
     "StoredValue",
     "StoredValueHandler",
+    "chunks_there",
     "different",
     "different_array",
     "read_array",
@@ -41,6 +42,7 @@ from penstock.kernel.concurrency.threads import end_if_cancelled
 from penstock.kernel.errors import (
     ChecksumError,
     InvalidLeafError,
+    NotOnThisDiskError,
     TreeDifference,
     TruncatedDataError,
     UnsupportedFormatError,
@@ -166,6 +168,10 @@ class _OpenFile:
     n_readers: int = 0  #: threads that read now: it is not closed meanwhile
 
 
+ChosenChunks: TypeAlias = Callable[["StoredValue", LeafSpec], Sequence[int]]
+"""Returns the numbers of chunks of a leaf, in C order."""
+
+
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredValue:
@@ -175,6 +181,7 @@ class StoredValue:
     checkpoint: StoredCheckpoint
     stored: StoredLeaf
     dtype: str | None = None  #: that it is saved with; None for its own
+    chosen: ChosenChunks | None = None  #: those that are saved, the others being somewhere else; None for all
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
@@ -228,10 +235,9 @@ class StoredValueHandler:
 
         whole = tuple([size or 1 for size in spec.shape])
         chunks = spec.chunk_shape
-        even = len(chunks) == len(whole) and not any(
-            size % chunk for size, chunk in zip(whole, chunks, strict=True)
-        )
-        if even and spec.nbytes > _MANY_CHUNKS * spec.chunk_nbytes and spec.chunk_nbytes < _SMALL_CHUNK:
+        even = _is_cut_from(chunks, whole)
+        is_tiny = spec.nbytes > _MANY_CHUNKS * spec.chunk_nbytes and spec.chunk_nbytes < _SMALL_CHUNK
+        if is_tiny and value.chosen is None:
             even = False
 
         write_shape = spec.write_shape if even else None
@@ -242,19 +248,25 @@ class StoredValueHandler:
         if value.dtype is not None:
             spec = replace(spec, dtype=value.dtype, itemsize=numpy_dtype(value.dtype).itemsize)
 
+        if value.chosen is not None:
+            return replace(spec, replicas=Replicas(is_global=True))
+
         return spec if self.count == 1 else _divided(spec, self.count)
 
     def nbytes_here(self, value: Any, spec: LeafSpec) -> int:
         """Return how many bytes of a leaf this process writes."""
-        return len(self._own_chunks(spec)) * spec.chunk_nbytes
+        return len(self._own_chunks(value, spec)) * spec.chunk_nbytes
 
     def processes_of(self, value: Any) -> AbstractSet[int]:
         """Return no processes: none has a part that others could not read."""
         return frozenset()
 
-    def _own_chunks(self, spec: LeafSpec) -> range:
+    def _own_chunks(self, value: Any, spec: LeafSpec) -> Sequence[int]:
         """Return the numbers of the chunks that this process writes, in C order."""
         n, replicas = spec.n_chunks, spec.replicas
+        assert isinstance(value, StoredValue)
+        if value.chosen is not None:
+            return value.chosen(value, spec)
         if not replicas.is_global or replicas.writer is None:
             return range(n)
         if replicas.n_writers == 1:
@@ -285,7 +297,7 @@ class StoredValueHandler:
         if not spec.nbytes:
             return
 
-        planned = _planned(value, spec, self._own_chunks(spec), piece_bytes)
+        planned = _planned(value, spec, self._own_chunks(value, spec), piece_bytes)
         compared: set[_Range] = set()
         while window := list(itertools.islice(planned, _WINDOW)):
             regions = [each for each in window if isinstance(each, _Region)]
@@ -355,7 +367,7 @@ def _cut(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _planned(
-    value: StoredValue, spec: LeafSpec, chunks: range, piece_bytes: int
+    value: StoredValue, spec: LeafSpec, chunks: Sequence[int], piece_bytes: int
 ) -> Iterator[_Region | PiecePlan]:
     """Plan some chunks: one piece for each read if the bytes are ranges of files, else regions."""
     spill = _spilling(value, spec, chunks)
@@ -388,6 +400,31 @@ def _place_of(spec: LeafSpec, number: int) -> tuple[int, ...]:
         place.append(at)
 
     return tuple(reversed(place))
+
+
+def _is_cut_from(shape: tuple[int, ...], stored: tuple[int, ...]) -> bool:
+    """True if chunks of one shape are parts of single ones of another, or of an array of that shape."""
+    return len(shape) == len(stored) and not any(
+        outer % inner for inner, outer in zip(shape, stored, strict=True)
+    )
+
+
+def chunks_there(value: StoredValue, spec: LeafSpec) -> Sequence[int]:
+    """Return the chunks of a leaf that can be read; the others are on disks of other processes."""
+    numbers = range(spec.n_chunks)
+    if not _is_cut_from(spec.chunk_shape, value.stored.spec.chunk_shape):
+        return numbers  # one might be there in part: to read it says what is missing
+
+    return [number for number in numbers if _is_there(value, _bounds_of(spec, _place_of(spec, number)))]
+
+
+def _is_there(value: StoredValue, bounds: _Bounds) -> bool:
+    try:
+        next(_reads(value, bounds, 1), None)
+    except NotOnThisDiskError:
+        return False
+
+    return True
 
 
 def _bounds_of(spec: LeafSpec, chunk: tuple[int, ...]) -> _Bounds:
@@ -548,7 +585,7 @@ def _is_gathered(value: StoredValue, bounds: _Bounds, most: int, piece_bytes: in
     return bool(tiles) and sum([read.nbytes for read in reads]) > 2 * needed
 
 
-def _spilling(value: StoredValue, spec: LeafSpec, chunks: range) -> Callable[[], Spill | None]:
+def _spilling(value: StoredValue, spec: LeafSpec, chunks: Sequence[int]) -> Callable[[], Spill | None]:
     """Return what makes the temporary file that some chunks go through; one for all of them, or None."""
 
     @cache

@@ -15,7 +15,7 @@ __all__ = (
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Protocol, TypeVar, final, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from penstock.kernel.protocols.capability import Capability
 
@@ -268,7 +268,6 @@ class Coordinator(Protocol):
         ...
 
 
-@final
 class SoleOperation:
     """The `Operation` of a process alone, which is the primary: it agrees at once, and nothing is sent.
 
@@ -335,7 +334,6 @@ class SoleOperation:
         return combined({self.process_index: part})
 
 
-@final
 class SingleProcessCoordinator:
     """The `Coordinator` of a job with one process, which is the primary. It never waits."""
 

@@ -114,7 +114,14 @@ async def each_saves_to_its_own_disk(here: Here) -> Any:
 async def tiers_on_own_disks_come_to_one_root(here: Here) -> Any:
     """Save steps of every format to disks of their own, from where they come to a folder and to a bucket."""
     mesh, disk, found = mesh_of(here.count), disk_of(here), dict[str, Any]()
-    tree = {**arrays(mesh), **host_leaves(), "own": PerProcess({f"only in {here.rank}": here.rank})}
+    large = np.arange(384 * 128, dtype=np.float32).reshape(384, 128)  # shards of it are worth a codec
+    tree = {
+        **arrays(mesh),
+        **host_leaves(),
+        "large": spread(large, P(("host", "device")), mesh),
+        "large everywhere": spread(large + 1, P(None, "device"), mesh),
+        "own": PerProcess({f"only in {here.rank}": here.rank}),
+    }
     turned = Mesh(np.asarray(mesh.devices)[::-1], mesh.axis_names)
     config = Config(processes=LIMITS, job=options(here))
     async with bucket(here) as url:
@@ -141,6 +148,9 @@ async def tiers_on_own_disks_come_to_one_root(here: Here) -> Any:
                 )
                 verified = await opened.verify(f"{root}/1")
                 assert verified.intact, verified.findings
+                for place, codec in ((tier.path, None), (root, "zstd:1" if name == "zstd" else None)):
+                    leaves = (await opened.metadata(f"{place}/1")).leaves
+                    assert {leaf.codec for leaf in leaves if "large" in leaf.key_path} == {codec}, place
 
     return {"differs": found}
 

@@ -13,6 +13,7 @@ __all__ = (
     "COMMIT_MARK_TEXT",
     "DATA_FOLDER",
     "DELETION",
+    "ENCODED",
     "INTEGRITY",
     "LEGACY_MSGPACK",
     "MANIFEST",
@@ -55,7 +56,9 @@ REPORTS: Final = "_PENSTOCK_REPORTS.json"
 """In a directory of steps: what its saves and restores did. No reader of checkpoints takes notice of it."""
 TIER: Final = "_PENSTOCK_TIER.json"
 """In each directory of a run with tiers, the root included: which directories these are. As `REPORTS`."""
-BESIDE_STEPS: Final = frozenset({REPORTS, TIER})
+ENCODED: Final = "_PENSTOCK_ENCODED"
+"""In a tier of several processes, while they bring a step to a level with a codec: what each has encoded."""
+BESIDE_STEPS: Final = frozenset({REPORTS, TIER, ENCODED})
 """Files that make no checkpoint of a directory, though they end as documents do."""
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"

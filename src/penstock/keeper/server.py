@@ -71,7 +71,7 @@ from penstock.handlers.stores.keeper.messages import (
 )
 from penstock.keeper.finishing import Finishers
 from penstock.keeper.pages import STEP_BYTES, NoRoom, PagePool, Pages, close_all
-from penstock.keeper.tree import Directory, File, Refusal, Tree
+from penstock.keeper.tree import ENCODED, Directory, File, Refusal, Tree
 
 _POOL_S: Final = 30.0
 """So long after the last client has gone, no file is ready any more: no save is near."""
@@ -317,7 +317,7 @@ class Keeper:
                     publishes=request.publishes,
                     expected=request.expected,
                 )
-                if request.publishes:
+                if request.publishes and ENCODED not in request.destination.split("/"):  # that goes at once
                     self._prepare_next(request.destination)
             case Share():
                 tree.share(request.source, request.destination)

@@ -37,6 +37,7 @@ class Refusal(Exception):
 
 WRITER: Final = ".penstock-writer"
 TIER_FILE: Final = "_PENSTOCK_TIER.json"
+ENCODED: Final = "_PENSTOCK_ENCODED"
 OF_PROCESSES: Final = "process"
 """The names that a manager of steps uses, as `writer_hold` and `tier_record` have them: to import those would
 double the memory of a keeper."""

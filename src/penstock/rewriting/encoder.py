@@ -41,7 +41,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
-from penstock.rewriting.encoding import Encoding, encode_checkpoint
+from penstock.rewriting.encoding import Encoding, encode_checkpoint, encoded_chunk
 from penstock.stores.store_finder import StoreFinder
 
 _SHARE: Final = 4  # of the budget, as for a copy of files
@@ -94,6 +94,15 @@ class Encoder:
         self.process: Process | None = None  #: that encodes; None before there is something to do
         self._turn = Lock()
 
+    @property
+    def _limit(self) -> int:
+        return max(1, min(self._memory.limit // _SHARE, _MOST_BYTES))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of an encoded chunk, about, that the budget allows."""
+        return encoded_chunk(self._limit)
+
     async def encode(
         self,
         source: Store,
@@ -104,6 +113,9 @@ class Encoder:
         *,
         overwrite: bool,
         is_here_alone: bool = False,
+        chunk_bytes: int | None = None,
+        processes: Sequence[int] = (),
+        process: int = 0,
     ) -> Encoded:
         """Write a checkpoint again as a format says; see `encode_checkpoint`, also for what it raises.
 
@@ -115,12 +127,17 @@ class Encoder:
             form: How arrays are written.
             overwrite: Replace what is there.
             is_here_alone: Whether what is to be read is in memory of this process.
+            chunk_bytes: Of an encoded chunk, about; by default as the memory allows.
+            processes: Who see all of the checkpoint, and write a share each; none if one writes all of it.
+            process: Which of them this one is.
 
         Cancellation:
             Returns when nothing is left at the destination.
         """
-        limit = max(1, min(self._memory.limit // _SHARE, _MOST_BYTES))
-        encoding = Encoding(path, destination, form, limit, overwrite, self._options)
+        limit = self._limit
+        encoding = Encoding(
+            path, destination, form, limit, overwrite, chunk_bytes, processes, process, self._options
+        )
         async with self._turn:
             lease = await self._memory.acquire(limit)
             try:

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, cast, final
+from typing import Any, final
 
 from penstock.handlers.stores.publishing.paths import OF_PROCESSES, inside_of_process
 from penstock.kernel.errors import CoordinationError, CorruptCheckpointError, StorageError
@@ -145,23 +145,54 @@ async def absent_levels(
     Raises:
         PeerError: If another process failed, or did not come.
     """
-    told = b"[]"
-    async with operation.running():
-        operation.at("open")
-        own = await prepare()
-        await operation.agree(b"tiers", list, _begin)
-        told = await operation.combine(json.dumps(list(own.items())).encode(), _all_absent)
 
-    return dict(cast("list[tuple[int, str]]", _read(told)))
+    async def own() -> list[tuple[int, str]]:
+        return list((await prepare()).items())
+
+    return dict(await combined(operation, "tiers", own, _all_absent))
 
 
-def _all_absent(parts: Mapping[int, bytes]) -> bytes:
+def _all_absent(parts: Mapping[int, list[tuple[int, str]]]) -> list[tuple[int, str]]:
     found: dict[int, str] = {}
     for index, part in parts.items():
-        for level, problem in cast("list[tuple[int, str]]", _read(part)):
+        for level, problem in part:
             found.setdefault(level, f"process {index}: {problem}" if len(parts) > 1 else problem)
 
-    return json.dumps(sorted(found.items())).encode()
+    return sorted(found.items())
+
+
+async def combined(
+    operation: Operation,
+    stage: str,
+    own: Callable[[], Awaitable[object]],
+    combine: Callable[[Mapping[int, Any]], object],
+) -> Any:
+    """Return what the primary makes of what each process finds, in JSON; see `Operation.combine`.
+
+    Args:
+        operation: Not joined yet. All processes come, or all raise.
+        stage: The same in all, and said in errors.
+        own: Finds what this process says; once all have come.
+        combine: Called in the primary, with what all say.
+
+    Raises:
+        PeerError: If another process failed, or did not come.
+        CoordinationError: If what another process says cannot be read.
+    """
+
+    async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
+        return "", b""
+
+    def made(parts: Mapping[int, bytes]) -> bytes:
+        return json.dumps(combine({index: _read(part) for index, part in parts.items()})).encode()
+
+    told = b"null"
+    async with operation.running():
+        operation.at(stage)
+        await operation.agree(stage.encode(), list, begin)
+        told = await operation.combine(json.dumps(await own()).encode(), made)
+
+    return _read(told)
 
 
 async def whole_step(
@@ -178,21 +209,15 @@ async def whole_step(
         PeerError: If another process failed, or did not come.
     """
 
-    def choose(parts: Mapping[int, bytes]) -> bytes:
-        found = {
-            index: [_part_of(row) for row in cast("list[Any]", _read(part))] for index, part in parts.items()
-        }
+    def choose(parts: Mapping[int, Any]) -> object:
+        found = {index: [_part_of(row) for row in part] for index, part in parts.items()}
         chosen = newest_whole(found, after)
-        return b"null" if chosen is None else json.dumps(astuple(chosen)).encode()
+        return None if chosen is None else astuple(chosen)
 
-    told = b"null"
-    async with operation.running():
-        operation.at("open")
-        found = await find()
-        await operation.agree(b"parts", list, _begin)
-        told = await operation.combine(json.dumps([astuple(part) for part in found]).encode(), choose)
+    async def own() -> object:
+        return [astuple(part) for part in await find()]
 
-    chosen: Any = _read(told)
+    chosen = await combined(operation, "parts", own, choose)
     if chosen is None:
         return None
 
@@ -253,10 +278,6 @@ def superseded(
         or part.step in in_root
         or (part.step > newest and part.processes == tuple(processes))
     ]
-
-
-async def _begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
-    return "", b""
 
 
 def _part_of(row: Any) -> FoundPart:

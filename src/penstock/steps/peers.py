@@ -20,7 +20,6 @@ from __future__ import annotations
 __all__ = ("PeerCopies", "chosen_peers", "next_to_send")
 
 import hmac
-import json
 import os
 import secrets
 import socket
@@ -58,6 +57,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CoordinationError, PeerError, PenstockError
 from penstock.kernel.protocols.coordinator import Operation
 from penstock.steps import step_directory as on_disk
+from penstock.steps.joint_tiers import combined
 from penstock.steps.step_names import NameFormat
 from penstock.verification.copying import lengths_below
 
@@ -195,8 +195,11 @@ class PeerCopies:
         def all_of(parts: Mapping[int, Any]) -> object:
             return secrets.token_hex(32), parts
 
+        async def own() -> object:
+            return here.host, here.address, here.port
+
         with _reading():
-            token, peers = await _combined(operation, (here.host, here.address, here.port), all_of)
+            token, peers = await combined(operation, "peers", own, all_of)
             self._peers = {
                 int(index): Peer(str(host), str(address), int(port))
                 for index, (host, address, port) in peers.items()
@@ -262,8 +265,11 @@ class PeerCopies:
         def choose(parts: Mapping[int, Any]) -> object:
             return next_to_send(list(parts.values()))
 
+        async def own() -> object:
+            return self._waiting, self._sent
+
         with _reading():
-            step, whole = await _combined(operation, (self._waiting, self._sent), choose)
+            step, whole = await combined(operation, "peers", own, choose)
             self._sending = step = int(step)
             self._whole = self._whole if whole is None else int(whole)
 
@@ -438,24 +444,6 @@ def next_to_send(said: Sequence[tuple[int, int | None]]) -> tuple[int, int | Non
     """
     sent = {last for _, last in said}
     return min([waiting for waiting, _ in said]), sent.pop() if len(sent) == 1 else None
-
-
-async def _combined(operation: Operation, own: object, combine: Callable[[Mapping[int, Any]], object]) -> Any:
-    """Return what the primary makes of what all processes say, in JSON; see `Operation.combine`."""
-
-    def combined(parts: Mapping[int, bytes]) -> bytes:
-        return json.dumps(combine({index: json.loads(part) for index, part in parts.items()})).encode()
-
-    async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
-        return "", b""
-
-    told = b""
-    async with operation.running():
-        operation.at("peers")
-        await operation.agree(b"peers", list, begin)
-        told = await operation.combine(json.dumps(own).encode(), combined)
-
-    return json.loads(told)
 
 
 @contextmanager

@@ -12,8 +12,8 @@ __all__ = ("HeldSteps", "Level", "Promoting", "Promotions")
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, final
@@ -25,7 +25,7 @@ from structlog.stdlib import BoundLogger
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.save_future import SavePromise
 from penstock.handlers.formats.orbax import CHECKPOINT_METADATA
-from penstock.handlers.formats.orbax.file_names import TIER
+from penstock.handlers.formats.orbax.file_names import ENCODED, TIER
 from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.handlers.stores.publishing.writer_hold import WriterHold
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
@@ -54,7 +54,7 @@ from penstock.kernel.protocols.build_place import BuildPlace
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.reports.report import Promotion, SaveReport
 from penstock.steps.catalogue import NamedSteps
-from penstock.steps.joint_tiers import FoundPart, WholeStep, find_parts
+from penstock.steps.joint_tiers import FoundPart, WholeStep, combined, find_parts
 from penstock.steps.keep_policies import Needs, StepInfo
 from penstock.steps.open_steps import OpenSteps
 from penstock.steps.opened_root import RootOptions
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
 WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Between two tries of a promotion that fails; the last one again and again."""
 
+_REMOVING_S: Final = 60.0
 _MOST_UNTOLD: Final = 3
 """So often a decision is asked for until it is a failure that it is not heard: the service may be back."""
 
@@ -602,12 +603,32 @@ class Promotions:
             promoter.cancel(promoting)
 
 
+def _encoded_in(source: Level, process: int) -> str:
+    """Return where one of several processes puts what it has encoded of a step of a level."""
+    return os.path.join(source.path, ENCODED, str(process))
+
+
+def _first_problem(problems: Mapping[int, str | None]) -> str | None:
+    return next((f"process {index}: {problem}" for index, problem in problems.items() if problem), None)
+
+
 @final
 class _Brought(NamedTuple):
     """The cost of bringing a step to a level."""
 
     nbytes: int
     processor_s: float | None = None  #: see `Promotion`
+
+
+class _Turn(NamedTuple):
+    """The primary's decision about the next copy, which all processes make together."""
+
+    step: int
+    source: int | None = (
+        None  #: the number of its level; None if the step is here, -1 if it is nowhere any more
+    )
+    left_out: Sequence[int] = ()  #: older steps that are not copied
+    chunk_bytes: int | None = None  #: of chunks that are encoded on the way; None if none are
 
 
 @final
@@ -704,6 +725,7 @@ class _Promoter:
 
     async def run(self) -> None:
         """Copy what is offered, until cancelled."""
+        await self._remove_encoded()
         while True:
             await self._asked.wait()
             if not self._waiting:
@@ -717,6 +739,14 @@ class _Promoter:
                 with move_on_after(wait_s):
                     await self._hurry.wait()
 
+    async def _remove_encoded(self) -> None:
+        """Remove what a job that died had encoded. None of its processes encodes before this has run."""
+        for source in self._nearer if self._is_joint else ():
+            if self._is_written_again(source) and (source.is_local or self._decides):
+                with suppress(StorageError):  # it is in the way of nothing
+                    store, place = source.engine.store, os.path.dirname(_encoded_in(source, 0))
+                    await self._threads.run(store.remove_tree, place)
+
     async def _try_next(self) -> bool:
         """Copy the step whose turn it is.
 
@@ -724,7 +754,7 @@ class _Promoter:
             False if it waits for another try.
         """
         try:
-            step, source, left_out = await self._next()
+            turn = await self._next()
         except (StorageError, PeerError, CoordinationError) as error:
             self._note_failed(error)
             self._log_failed(max(self._waiting, default=-1))
@@ -732,33 +762,33 @@ class _Promoter:
         finally:
             self._turn = None
 
-        promoting = self._waiting.pop(step)
+        promoting = self._waiting.pop(turn.step)
         self._busy, self._is_there = promoting, False
         try:
-            is_done = await self._try(promoting, source)
+            is_done = await self._try(promoting, turn)
         finally:
             self._busy = None
 
         if is_done:
-            del self._left_out[: len(left_out)]
+            del self._left_out[: len(turn.left_out)]
 
         return is_done
 
-    async def _next(self) -> tuple[int, int | None, Sequence[int]]:
-        """Return the next step, the number of the level that all copy it from, and what they have left out.
+    async def _next(self) -> _Turn:
+        """Return what is copied next, once this process has it and knows what is left out.
 
         Raises:
             StorageError: If a medium does not say if it is here already.
             PeerError: If the primary does not say what is next.
         """
         if not self._is_joint:
-            return max(self._waiting), None, ()
+            return _Turn(max(self._waiting))
 
         is_again = self._is_untold
         self._n_decided += not is_again
         try:
-            step, source, left_out = await self._job.decide(
-                f"promote {self._n_decided}", self._decision, is_again=is_again
+            turn = _Turn(
+                *await self._job.decide(f"promote {self._n_decided}", self._decision, is_again=is_again)
             )
         except (StorageError, PeerError, CoordinationError) as error:
             self._is_untold = not isinstance(error, StorageError | PeerFailedError)  # these were told
@@ -769,13 +799,13 @@ class _Promoter:
             self._failure = None
 
         known = frozenset(self._left_out)  # all of them in the primary, and what was heard before
-        for one in left_out:
+        for one in turn.left_out:
             if one not in known:
                 await self._offered(one)
                 self._leave_out(self._waiting.pop(one))
 
-        await self._offered(step)
-        return step, source, left_out
+        await self._offered(turn.step)
+        return turn
 
     async def _offered(self, step: int) -> None:
         """Wait for a step that is kept in the primary, and will be here in a moment."""
@@ -783,23 +813,30 @@ class _Promoter:
             self._asked = Event()
             await self._asked.wait()
 
-    async def _decision(self) -> tuple[int, int | None, Sequence[int]]:
-        step, source = await self._chosen()
-        return step, source, list(self._left_out)
-
-    async def _chosen(self) -> tuple[int, int | None]:
+    async def _decision(self) -> _Turn:
         self._turn = step = max(self._waiting)  # a newer one waits until all have heard of it
+        source = await self._source_of(step)
+        is_coded = source is not None and source >= 0 and self._is_written_again(self._nearer[source])
+        chunk_bytes = self._encode_with().chunk_bytes if is_coded else None
+        return _Turn(step, source, list(self._left_out), chunk_bytes)
+
+    async def _source_of(self, step: int) -> int | None:
         promoting = self._waiting[step]
         if promoting.stranded_from is not None:
-            return step, self._nearer.index(promoting.stranded_from)
+            return self._nearer.index(promoting.stranded_from)
         if step in self._level.catalogue and await self.is_same(step):
-            return step, None
+            return None
 
         there = [number for number, level in enumerate(self._nearer) if step in level.catalogue]
         there = [number for number in there if not self._nearer[number].is_out]
-        return step, there[self._n_failed % len(there)] if there else -1
+        there.sort(key=lambda number: self._is_written_again(self._nearer[number]))
+        return there[self._n_failed % len(there)] if there else -1
 
-    async def _try(self, promoting: Promoting, source: int | None) -> bool:
+    def _is_written_again(self, source: Level) -> bool:
+        """True if steps of a level are stored otherwise than here, and so encoded on the way."""
+        return self._level.form is not None and self._level.form != source.form
+
+    async def _try(self, promoting: Promoting, turn: _Turn) -> bool:
         """Copy a step. What the medium refuses waits for the next try, if no newer step does.
 
         Returns:
@@ -809,13 +846,13 @@ class _Promoter:
         with CancelScope() as self._scope:
             try:
                 if self._is_joint:
-                    brought = _Brought(await self._bring_together(promoting.step, source))
+                    brought = await self._bring_together(promoting, turn)
                 else:
                     brought = await self._bring(promoting)
             except (StorageError, RootInUseError, ReplacedError) as error:
                 self._note_failed(error)
             except PenstockError as error:  # the same again would fail again
-                if self._is_joint and source != -1:  # the others do not know what failed here
+                if self._is_joint and turn.source != -1:  # the others do not know what failed here
                     self._note_failed(error)
                     return self._wait_again(promoting)
 
@@ -870,39 +907,99 @@ class _Promoter:
 
         return False
 
-    async def _bring_together(self, step: int, number: int | None) -> int:
-        """Copy a step together with the other processes; return the bytes copied, 0 if it was here.
-
-        Args:
-            step: Its number.
-            number: Of the level that it is copied from; None if it is here, -1 if it is nowhere any more.
+    async def _bring_together(self, promoting: Promoting, turn: _Turn) -> _Brought:
+        """Copy a step together with the other processes; return no bytes if it was here.
 
         Raises:
             PenstockError: If it cannot be copied by one of them.
         """
-        level, path = self._level, self.path_of(step)
-        if number is None:
-            return 0
-        if number == -1:
+        level, step, path = self._level, turn.step, self.path_of(turn.step)
+        if turn.source is None:
+            return _Brought(0)
+        if turn.source == -1:
             raise NotACheckpointError(path, "the step is in no nearer tier any more")
 
-        source, coordinator = self._nearer[number], level.engine.coordinator
+        source, coordinator = self._nearer[turn.source], level.engine.coordinator
 
         async def prepare() -> None:
             await level.opened.root.hold()
             await level.retention.forget(step)
 
-        copier = CheckpointCopier(source.engine.store, level.engine.store, self._threads, level.engine.memory)
-        nbytes = await copier.copy_together(
-            level.engine.operation(path),
-            {coordinator.process_index: CopySource(source.engine.store, source.catalogue.path(step))},
-            path,
-            processes=coordinator.processes if source.is_local else (),
-            overwrite=step in level.catalogue or await self._is_left(step),
-            prepare=prepare,
-        )
+        store = source.engine.store
+        copier = CheckpointCopier(store, level.engine.store, self._threads, level.engine.memory)
+        async with self._encoded_together(source, promoting, turn) as (encoded, processor_s):
+            has_parts = source.is_local or encoded is not None
+            nbytes = await copier.copy_together(
+                level.engine.operation(path),
+                {coordinator.process_index: CopySource(store, encoded or source.catalogue.path(step))},
+                path,
+                processes=coordinator.processes if has_parts else (),
+                overwrite=step in level.catalogue or await self._is_left(step),
+                prepare=prepare,
+            )
+
         level.catalogue.add(step, level.catalogue.name(step))
-        return nbytes
+        return _Brought(nbytes, processor_s)
+
+    @asynccontextmanager
+    async def _encoded_together(
+        self, source: Level, promoting: Promoting, turn: _Turn
+    ) -> AsyncGenerator[tuple[str | None, float | None]]:
+        """Have each process encode its part of a step, or of what all see some of the leaves.
+
+        It is written next to the step and removed with the end of the block: only then is known what all the
+        parts are, which become one checkpoint.
+
+        Yields:
+            Where it is, and what that took, as in `_Brought`. If one of the processes cannot encode its part,
+            nothing: then all copy the step as it is.
+
+        Raises:
+            PeerError: If another process failed, or did not come.
+        """
+        if turn.chunk_bytes is None:
+            yield None, None
+            return
+
+        level, store, path = self._level, source.engine.store, source.catalogue.path(turn.step)
+        coordinator, form = level.engine.coordinator, level.form
+        assert form is not None, "it is not copied as it is"
+        beside = _encoded_in(source, coordinator.process_index)
+        part = os.path.join(beside, os.path.basename(path))
+        processor_s: float | None = None
+
+        async def encode() -> str | None:
+            nonlocal processor_s
+            try:
+                encoded = await self._encode_with().encode(
+                    store,
+                    path,
+                    store,
+                    part,
+                    form,
+                    overwrite=True,  # another try may have left it
+                    is_here_alone=promoting.stranded_from is not None,
+                    chunk_bytes=turn.chunk_bytes,
+                    processes=() if source.is_local else tuple(coordinator.processes),
+                    process=coordinator.process_index,
+                )
+            except PenstockError as error:
+                return repr(error)
+
+            processor_s = encoded.processor_s
+            return None
+
+        operation = level.engine.operation(f"{self.path_of(turn.step)} encoded")
+        try:
+            problem = await combined(operation, "encode", encode, _first_problem)
+            if problem is not None:
+                self._events.warning("step.not_encoded", step=turn.step, tier=level.path, error=problem)
+
+            yield (part, processor_s) if problem is None else (None, None)
+        finally:
+            with move_on_after(_REMOVING_S, shield=True), suppress(StorageError):
+                is_last = source.is_local or coordinator.is_primary
+                await self._threads.run(store.remove_tree, os.path.dirname(beside) if is_last else beside)
 
     async def _bring(self, promoting: Promoting) -> _Brought:
         """Copy a step from the nearest level where it is whole; return no bytes if it was here.
@@ -954,7 +1051,7 @@ class _Promoter:
         level, step = self._level, promoting.step
         stores = source.engine.store, level.engine.store
         overwrite = step in level.catalogue or await self._is_left(step)
-        if level.form is not None and level.form != source.form:
+        if level.form is not None and self._is_written_again(source):
             try:
                 encoded = await self._encode_with().encode(
                     stores[0],

@@ -22,6 +22,7 @@ from penstock.checkpointer.saves import Onward
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.stores.publishing.workspace import how_to_replace
+from penstock.kernel.codecs import AUTO
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ClosedError,
@@ -165,12 +166,15 @@ class StepSaves:
             SpecError: If a tier says a codec where there cannot be one of its own.
         """
         own = tier.codec if isinstance(tier, Disk) else None
-        arrays = self._engine.written.arrays
-        if not self._engine.is_joint and isinstance(arrays, OrbaxLayout):
+        arrays, why = self._engine.written.arrays, "with this layout"
+        if isinstance(arrays, OrbaxLayout):
             codec = arrays.save_format.codec if tier is None else own or "none"
-            return replace(arrays.save_format, codec=codec)
+            # Parts are encoded apart from each other: they would not come to the same choice.
+            if not (self._engine.is_joint and AUTO in (codec, arrays.save_format.codec)):
+                return replace(arrays.save_format, codec=codec)
+
+            why = f"in a job of several processes that chooses codecs ({AUTO!r})"
         if own is not None:
-            why = "in a job of several processes" if self._engine.is_joint else "with this layout"
             raise SpecError(f"a tier has no codec of its own {why}: {tier}")
 
         return None
