@@ -22,7 +22,7 @@ from tests.object_server import BUCKET, CREDENTIALS, object_server
 import penstock
 from penstock.errors import SpecError
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.orbax.file_names import TIER
+from penstock.handlers.formats.orbax.file_names import ENCODED, TIER
 from penstock.handlers.stores.keeper.messages import StatusAnswer, TakeOver
 from penstock.handlers.stores.publishing.writer_hold import WRITER
 from penstock.keeper import tree
@@ -310,7 +310,7 @@ def read_children(task: Path) -> list[str]:
 
 
 def test_the_keeper_knows_the_names_that_managers_use() -> None:
-    assert (tree.WRITER, tree.TIER_FILE) == (WRITER, TIER)
+    assert (tree.WRITER, tree.TIER_FILE, tree.ENCODED) == (WRITER, TIER, ENCODED)
 
 
 async def test_a_lost_keeper_costs_no_save(

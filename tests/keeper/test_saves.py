@@ -158,6 +158,17 @@ penstock.save("keeper:///run/6", state)
     assert list(store.list_directory("/run")) == ["5", "6"]
 
 
+async def test_no_pages_are_made_for_what_is_encoded_beside_a_step_and_goes_at_once(keeper: Any) -> None:
+    store, state = keeper.store(), {"w": np.arange(2**20)}
+    await penstock.save(f"{URL}/1", state)
+    fresh = store.status().fresh_bytes
+    for _ in range(3):
+        await penstock.save(f"{URL}/_PENSTOCK_ENCODED/0/1", state)
+        store.remove_tree(f"{URL}/_PENSTOCK_ENCODED")
+
+    assert store.status().fresh_bytes <= fresh + 2**23 + 2**20, "those of the first go to the others"
+
+
 async def test_pages_are_used_again(keeper: Any) -> None:
     state, fresh = {"w": np.arange(2**20)}, 0
     async with CheckpointManager(URL, keep=KeepLast(1)) as manager:

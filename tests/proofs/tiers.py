@@ -56,7 +56,7 @@ from tests.cloud.servers import program
 from tests.proofs.crash_loop import LOADED, fork
 from tests.proofs.tier_hosts import Host, Network, Relay, Services, Training, bucket_server, has_namespaces
 
-from penstock import CheckpointManager, JobOptions, PerProcess, SaveFuture
+from penstock import CheckpointManager, JobOptions, PerProcess, SaveFormat, SaveFuture
 from penstock.config import Config, JobLimits, StoreOptions
 from penstock.errors import PeerError, PenstockError
 from penstock.handlers.coordinators import JobCoordinator
@@ -77,6 +77,9 @@ FINISHED_S: Final = 300.0
 REAL_EACH: Final = 10
 """Of so many jobs one finds lost keepers replaced by programs that are started. Others are forks."""
 
+CODED_EACH: Final = 5
+"""Of so many jobs one has a codec. Its processes start what encodes their parts, which takes long."""
+
 AFTER: Final = 3
 """So many steps are kept after what breaks for a while, by each process."""
 
@@ -90,6 +93,7 @@ class Setting:
     peers: int
     n_processes: int
     services: Services
+    codec: str = "none"
 
     def state(self, step: int, index: int) -> dict[str, object]:
         """Return what a process saves as a step."""
@@ -120,7 +124,12 @@ async def train(setting: Setting, host: Host, index: int, out: int) -> None:
         service = setting.services.connected(setting.number)
         coordinator = JobCoordinator(service, index, setting.n_processes, LIMITS)
         async with CheckpointManager(
-            setting.root, tiers=tiers, keep=KeepLast(3), coordinator=coordinator, config=config
+            setting.root,
+            tiers=tiers,
+            keep=KeepLast(3),
+            coordinator=coordinator,
+            config=config,
+            save_format=SaveFormat(codec=setting.codec),
         ) as manager:
             await _train(setting, manager, index, say)
     except PenstockError as error:
@@ -271,6 +280,7 @@ class Round:
         rng: Chooses.
         places: The host of each process; by default any.
         n_peers: To how many hosts each step is sent; by default any number.
+        coded_each: Of so many jobs one has a codec, by its number; 0: none.
     """
 
     def __init__(
@@ -280,6 +290,7 @@ class Round:
         rng: random.Random,
         places: Sequence[int] | None = None,
         n_peers: int | None = None,
+        coded_each: int = 0,
     ) -> None:
         self._world, self._rng = world, rng
         n_hosts = len(world.hosts)
@@ -289,7 +300,8 @@ class Round:
         self._began = time.monotonic()
         self.recovery_s = 0.0  #: from the start of the job until all its processes have resumed
         self._n_peers = min(rng.choice((1, 1, 2)), n_hosts - 1) if n_peers is None else n_peers
-        setting = Setting(world.root, number, self._n_peers, world.n_processes, world.services)
+        codec = "zstd:1" if coded_each and number % coded_each == 0 else "none"
+        setting = Setting(world.root, number, self._n_peers, world.n_processes, world.services, codec)
         for host in world.hosts:
             host.start(forked=bool(number % REAL_EACH))
         for host in world.hosts:
@@ -518,6 +530,7 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--coded-each", type=int, default=CODED_EACH, help="of so many jobs one has a codec")
     parser.add_argument("--only", nargs="*", help="faults to choose among")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--processes", type=int, default=8)
@@ -621,7 +634,7 @@ def break_all(worlds: Sequence[World], options: argparse.Namespace, rng: random.
             world = worlds[-1]
 
         fault = chosen_fault(world, rng, among)
-        job = Round(world, number, rng)
+        job = Round(world, number, rng, coded_each=options.coded_each)
         try:
             job.run(fault)
         except AssertionError as failure:

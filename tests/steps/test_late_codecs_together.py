@@ -28,12 +28,12 @@ from penstock import JobOptions, SaveFormat
 from penstock.config import Config
 from penstock.errors import SpecError
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.orbax.file_names import ENCODED
 from penstock.steps import Disk
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 
+ENCODED = "_PENSTOCK_ENCODED"
 ZSTD = SaveFormat(codec="zstd:1")
 
 

@@ -207,9 +207,14 @@ class CheckpointCopier:
                     await held.enter_async_context(reading(source.store, self.threads, source.path))
                     for source in sources.values()
                 ]
-                files = await self._copy_share(operation, place, sources, processes)
-                for each in readings:
-                    await each.end()
+
+                async def end_reading() -> None:
+                    for each in readings:
+                        await each.end()
+
+                files = await self._copy_share(operation, place, sources, processes, end_reading)
+                if operation.is_primary:
+                    await end_reading()
 
                 operation.at("publish")
                 await operation.publish(place.publish)
@@ -231,8 +236,12 @@ class CheckpointCopier:
         place: Workspace,
         sources: Mapping[int, CopySource],
         processes: Sequence[int],
+        end_reading: Callable[[], Awaitable[object]],
     ) -> _Files:
-        """Copy what this process brings; return when all have, and nothing is left but to publish."""
+        """Copy what this process brings; return when all have, and nothing is left but to publish.
+
+        Then no process but the primary reads sources any more: once that has published, they may be removed.
+        """
         run, small = self.threads.run, self.target.placement.document_bytes
         found = {index: await run(_files_of, source, small) for index, source in sources.items()}
         joins = bool(processes) and not operation.is_local
@@ -271,6 +280,7 @@ class CheckpointCopier:
             await run(files.write_documents, self.target, place, progress)
 
         async def bring() -> bytes:
+            await end_reading()
             return b""  # all that it has to say is at the place
 
         async def merge(_: Mapping[int, bytes]) -> None:
