@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -339,6 +340,24 @@ async def test_a_disk_between_takes_what_a_lost_keeper_cannot(keeper: RunningKee
         assert (await save).path == str(root / "2")
 
     assert steps(root) == steps(near) == [1, 2]
+
+
+async def test_neither_a_lost_keeper_nor_a_disk_that_takes_nothing_keeps_a_step_from_the_root(
+    keeper: RunningKeeper, tmp_path: Path
+) -> None:
+    near, root = tmp_path / "near", tmp_path / "run"
+    async with CheckpointManager(root, tiers=[Memory(), Disk(near)]) as manager:
+        await (await begin(manager, 1))
+        shutil.rmtree(near)
+        near.write_bytes(b"")
+        keeper.send(signal.SIGSTOP)
+        keeper.kill()
+        save = await begin(manager, 2)
+        await save.kept()  # where no memory and no disk keeps it, that is in the root
+        assert (await save).path == str(root / "2")
+        near.unlink()
+
+    assert steps(root) == [1, 2]
 
 
 async def test_without_a_keeper_the_manager_does_without(

@@ -225,6 +225,31 @@ async def test_a_copy_that_one_process_cannot_make_is_made_by_all_later(
     assert [name for name in os.listdir(root) if name.startswith("1.")] == []
 
 
+@pytest.mark.parametrize("who", [0, COUNT - 1])
+async def test_a_tier_that_fails_again_and_again_in_one_process_is_passed_by_in_all(
+    disks: list[Path], tmp_path: Path, who: int
+) -> None:
+    root, broken = tmp_path / "bucket", disks[who] / "second"
+
+    def options(index: int) -> dict[str, Any]:
+        tiers = [Disk(disks[index] / "run", keep=3), Disk(disks[index] / "second", keep=3)]
+        return {**on(disks)(index), "tiers": tiers}
+
+    async with opened(root, options) as managers:
+        shutil.rmtree(broken)
+        broken.write_bytes(b"")
+        futures = await save(managers, 1)
+        await each(managers, lambda manager: manager.wait())
+        assert [(await future).path for future in futures] == [str(root / "1")] * COUNT
+        broken.unlink()
+        await finished(managers, 2)
+        await check(managers, 2)
+
+    assert [steps(disk / "second") for disk in disks] == [[2]] * COUNT
+    for step in (1, 2):
+        await check_whole(root / str(step), step)
+
+
 def hang_first_copy(disks: Sequence[Path]) -> tuple[Options, list[Hang]]:
     """Return options for managers whose first copy to the root hangs in each process."""
     stores = [FaultyStore(LocalStore()) for _ in disks]

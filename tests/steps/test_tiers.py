@@ -319,6 +319,61 @@ async def test_three_levels_each_get_the_steps(tmp_path: Path) -> None:
     assert [sorted(steps) for steps in there] == [[3], [2, 3], [1, 2, 3]]
 
 
+async def test_a_tier_that_fails_again_and_again_is_passed_by(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
+    near, broken, root = tmp_path / "near", tmp_path / "broken", tmp_path / "bucket"
+
+    def steps(folder: Path) -> list[str]:
+        return sorted(path.name for path in folder.iterdir() if path.name.isdigit())
+
+    async with CheckpointManager(root, tiers=[Disk(near), Disk(broken)]) as manager:
+        shutil.rmtree(broken)
+        broken.write_bytes(b"")  # as a disk that takes nothing any more
+        save = await begin(manager, 1)
+        await manager.wait()  # raises nothing: the step is where it is to be in the end
+        report = await save
+        assert report.path == str(root / "1")
+        assert str(broken) not in report.promoted_s
+
+        broken.unlink()
+        await (await begin(manager, 2))
+        assert steps(broken) == ["2"]
+
+    assert steps(near) == steps(root) == ["1", "2"]
+    async with CheckpointManager(root, read_only=True, tiers=()) as reader:
+        assert_same(await reader.restore(1), state(1))
+
+
+async def test_leaving_the_manager_waits_until_a_step_has_passed_a_tier_by(tmp_path: Path) -> None:
+    near, broken, root = tmp_path / "near", tmp_path / "broken", tmp_path / "bucket"
+    async with CheckpointManager(root, tiers=[Disk(near), Disk(broken)]) as manager:
+        shutil.rmtree(broken)
+        broken.write_bytes(b"")
+        save = await begin(manager, 1)
+        await save.kept()
+
+    assert (await save).path == str(root / "1")
+
+
+async def test_a_root_that_fails_is_not_passed_by(tmp_path: Path) -> None:
+    near, broken, root = tmp_path / "near", tmp_path / "broken", tmp_path / "bucket"
+
+    async with CheckpointManager(root, tiers=[Disk(near), Disk(broken)]) as manager:
+        for folder in (broken, root):
+            shutil.rmtree(folder)
+            folder.write_bytes(b"")
+
+        save = await begin(manager, 1)
+        with pytest.raises(StorageError, match="bucket"):
+            await manager.wait()
+
+        save.cancel()
+
+    with pytest.raises(SaveCancelledError):
+        await save
+
+
 async def test_a_step_that_is_damaged_in_the_tier_is_read_from_the_root_and_never_copied(
     paths: Paths, store: FaultyStore, assert_same: AssertSame
 ) -> None:

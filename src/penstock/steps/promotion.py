@@ -81,6 +81,9 @@ if TYPE_CHECKING:
 WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Between two tries of a promotion that fails; the last one again and again."""
 
+_PASSED_BY_AFTER: Final = 2
+"""Tries that fail, one after another, until a step goes on to the next level without this one."""
+
 _REMOVING_S: Final = 60.0
 _MOST_UNTOLD: Final = 3
 """So often a decision is asked for until it is a failure that it is not heard: the service may be back."""
@@ -629,6 +632,7 @@ class _Turn(NamedTuple):
     )
     left_out: Sequence[int] = ()  #: older steps that are not copied
     chunk_bytes: int | None = None  #: of chunks that are encoded on the way; None if none are
+    is_passed_by: bool = False  #: whether the step goes on to the next level without this one
 
 
 @final
@@ -677,6 +681,7 @@ class _Promoter:
         self._superseded: list[Promoting] = []  # whose promises a newer step fulfils
         self._asked, self._changed, self._hurry = Event(), Event(), Event()
         self._n_failed = 0  # tries, one after another
+        self._n_refused = 0  # of these, those that had begun to copy
         self._failure: PenstockError | None = None  # of the last try
 
     @property
@@ -782,7 +787,8 @@ class _Promoter:
             PeerError: If the primary does not say what is next.
         """
         if not self._is_joint:
-            return _Turn(max(self._waiting))
+            step = max(self._waiting)
+            return _Turn(step, is_passed_by=self._is_to_pass_by(self._waiting[step]))
 
         is_again = self._is_untold
         self._n_decided += not is_again
@@ -815,6 +821,9 @@ class _Promoter:
 
     async def _decision(self) -> _Turn:
         self._turn = step = max(self._waiting)  # a newer one waits until all have heard of it
+        if self._is_to_pass_by(self._waiting[step]):
+            return _Turn(step, left_out=list(self._left_out), is_passed_by=True)
+
         source = await self._source_of(step)
         is_coded = source is not None and source >= 0 and self._is_written_again(self._nearer[source])
         chunk_bytes = self._encode_with().chunk_bytes if is_coded else None
@@ -842,6 +851,10 @@ class _Promoter:
         Returns:
             False if it waits.
         """
+        if turn.is_passed_by:
+            self._pass_by(promoting)
+            return True
+
         began = time.perf_counter()
         with CancelScope() as self._scope:
             try:
@@ -862,7 +875,7 @@ class _Promoter:
                 promoting.fail(without_frame(error))
                 return True
             else:
-                self._n_failed, self._failure = 0, None
+                self._n_failed, self._n_refused, self._failure = 0, 0, None
                 seconds = time.perf_counter() - began
                 self._events.info(
                     "step.promoted",
@@ -886,6 +899,17 @@ class _Promoter:
 
         return self._wait_again(promoting)
 
+    def _is_to_pass_by(self, promoting: Promoting) -> bool:
+        """True if a step need not wait for this level, which fails: there is another one that it goes to."""
+        return self._n_refused >= _PASSED_BY_AFTER and len(promoting.to) > 1
+
+    def _pass_by(self, promoting: Promoting) -> None:
+        """Bring a step to the next level without this one. The step after it is tried here once."""
+        error = repr(self._failure)
+        self._events.warning("step.tier_failed", step=promoting.step, tier=self._level.path, error=error)
+        self._n_failed = self._n_refused = _PASSED_BY_AFTER - 1
+        self._pass_on(promoting)
+
     def _note_failed(self, error: PenstockError) -> None:
         self._failure = without_frame(error)
         self._n_failed += 1
@@ -897,6 +921,7 @@ class _Promoter:
 
     def _wait_again(self, promoting: Promoting) -> bool:
         """Let a step wait for the next try, if no newer one does. Returns False."""
+        self._n_refused += 1
         self._log_failed(promoting.step)
         if self._decides and any(step > promoting.step for step in self._waiting):
             self._leave_out(promoting)
@@ -1130,15 +1155,25 @@ class _Promoter:
             self._hurry.set()
         try:
             while (self._waiting or self._busy is not None) and (step is None or self.has(step)):
-                if self._failure is not None and self._is_joint and self._fails_for_all:
-                    raise self._failure
+                if self._is_joint and self._fails_for_all and self._is_the_end:
+                    self._raise_failure()
 
                 await self._changed.wait()
                 is_new = self._fails_for_all if self._is_joint else self._n_failed > tries
-                if self._failure is not None and is_new:
-                    raise self._failure
+                if is_new and self._is_the_end:
+                    self._raise_failure()
         finally:
             self._hurry = Event()
+
+    @property
+    def _is_the_end(self) -> bool:
+        """True if a step here goes to no other level: it is durable nowhere if this one fails."""
+        busy = () if self._busy is None else (self._busy,)
+        return any(len(each.to) == 1 for each in (*self._waiting.values(), *busy))
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def _fails_for_all(self) -> bool:
