@@ -163,8 +163,8 @@ async def test_no_pages_are_made_for_what_is_encoded_beside_a_step_and_goes_at_o
     await penstock.save(f"{URL}/1", state)
     fresh = store.status().fresh_bytes
     for _ in range(3):
-        await penstock.save(f"{URL}/_PENSTOCK_ENCODED/0/1", state)
-        store.remove_tree(f"{URL}/_PENSTOCK_ENCODED")
+        await penstock.save(f"{URL}/_PENSTOCK_ENCODED-1-0/1", state)
+        store.remove_tree(f"{URL}/_PENSTOCK_ENCODED-1-0")
 
     assert store.status().fresh_bytes <= fresh + 2**23 + 2**20, "those of the first go to the others"
 

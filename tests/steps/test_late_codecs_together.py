@@ -75,7 +75,7 @@ async def codecs_of(step: Path, name: str = "['w']") -> set[str | None]:
 
 
 def left_behind(*places: Path) -> list[Path]:
-    return [place / ENCODED for place in places if (place / ENCODED).exists()]
+    return [path for place in places for path in place.glob(f"{ENCODED}*")]
 
 
 async def test_parts_are_kept_plain_and_encoded_on_their_way_to_the_root(
@@ -174,6 +174,27 @@ async def test_a_tier_on_disks_may_have_the_codec_and_hand_its_parts_on(
         await check(managers, 1)  # from the parts with the codec
 
 
+async def test_each_level_may_have_a_codec_of_its_own(disks: list[Path], tmp_path: Path) -> None:
+    """Steps are encoded from one tier for two levels at a time."""
+    root = tmp_path / "bucket"
+
+    def options(index: int) -> dict[str, Any]:
+        tiers = [Disk(disks[index] / "fast"), Disk(disks[index] / "run", codec="floats")]
+        return {**on(disks)(index), "tiers": tiers, "store": LocalStore()}
+
+    async with opened(root, options) as managers:
+        for step in (1, 2, 3):
+            for future in await save(managers, step):
+                await future.kept()
+
+        await each(managers, lambda manager: manager.wait())
+
+    assert await codecs_of(disks[0] / "run/3") not in ({None}, {"zstd:1"})
+    assert await codecs_of(root / "3") == {"zstd:1"}
+    assert left_behind(*[disk / "fast" for disk in disks]) == []
+    await check_whole(root / "3", 3)
+
+
 @pytest.mark.parametrize("fails", range(COUNT))
 async def test_what_one_process_cannot_encode_all_copy_as_it_is(
     fails: int, disks: list[Path], tmp_path: Path
@@ -206,7 +227,7 @@ async def test_what_a_killed_job_had_encoded_is_removed_by_the_next(
             tasks.start_soon(_release, hang)
 
     for disk in disks:  # which a process that dies has no time to remove
-        (disk / "run" / ENCODED / "7").mkdir(parents=True)
+        (disk / "run" / f"{ENCODED}-1-0" / "7").mkdir(parents=True)
 
     async with opened(root, on(disks, new_stores())) as managers:
         await each(managers, lambda manager: manager.wait())

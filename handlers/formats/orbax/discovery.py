@@ -64,6 +64,7 @@ from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     DELETION,
+    ENCODED,
     INTEGRITY,
     LEGACY_MSGPACK,
     MANIFEST,
@@ -782,7 +783,10 @@ def _state_of_step(store: Store, directory: str) -> StepState:
     names = frozenset(store.list_directory(directory))
     if store.objects is not None and COMMIT_MARK not in names:
         # A run may be named like a step, as `run_3`, and a directory of steps has no mark.
-        is_root = names and all(names_a_step(name) or name in {ROOT_FOLDER, *BESIDE_STEPS} for name in names)
+        others = {ROOT_FOLDER, *BESIDE_STEPS}
+        is_root = names and all(
+            names_a_step(name) or name in others or name.startswith(ENCODED) for name in names
+        )
         return "absent" if is_root else "unfinished"
     if names & {CHECKPOINT_METADATA, V1_MARK}:
         about = read_checkpoint_metadata(store, directory, names)

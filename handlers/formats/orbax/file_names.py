@@ -57,8 +57,11 @@ REPORTS: Final = "_PENSTOCK_REPORTS.json"
 TIER: Final = "_PENSTOCK_TIER.json"
 """In each directory of a run with tiers, the root included: which directories these are. As `REPORTS`."""
 ENCODED: Final = "_PENSTOCK_ENCODED"
-"""In a tier of several processes, while they bring a step to a level with a codec: what each has encoded."""
-BESIDE_STEPS: Final = frozenset({REPORTS, TIER, ENCODED})
+"""The beginning of a name in a tier of several processes, while they bring a step to a level with a codec.
+
+There each has what it has encoded.
+"""
+BESIDE_STEPS: Final = frozenset({REPORTS, TIER})
 """Files that make no checkpoint of a directory, though they end as documents do."""
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"

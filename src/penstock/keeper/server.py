@@ -317,7 +317,7 @@ class Keeper:
                     publishes=request.publishes,
                     expected=request.expected,
                 )
-                if request.publishes and ENCODED not in request.destination.split("/"):  # that goes at once
+                if request.publishes and f"/{ENCODED}" not in request.destination:  # that goes at once
                     self._prepare_next(request.destination)
             case Share():
                 tree.share(request.source, request.destination)

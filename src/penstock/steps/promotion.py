@@ -606,11 +606,6 @@ class Promotions:
             promoter.cancel(promoting)
 
 
-def _encoded_in(source: Level, process: int) -> str:
-    """Return where one of several processes puts what it has encoded of a step of a level."""
-    return os.path.join(source.path, ENCODED, str(process))
-
-
 def _first_problem(problems: Mapping[int, str | None]) -> str | None:
     return next((f"process {index}: {problem}" for index, problem in problems.items() if problem), None)
 
@@ -627,9 +622,8 @@ class _Turn(NamedTuple):
     """The primary's decision about the next copy, which all processes make together."""
 
     step: int
-    source: int | None = (
-        None  #: the number of its level; None if the step is here, -1 if it is nowhere any more
-    )
+    source: int | None = None
+    """The number of the level that all copy it from; None if it is here, -1 if it is nowhere any more."""
     left_out: Sequence[int] = ()  #: older steps that are not copied
     chunk_bytes: int | None = None  #: of chunks that are encoded on the way; None if none are
     is_passed_by: bool = False  #: whether the step goes on to the next level without this one
@@ -664,6 +658,7 @@ class _Promoter:
         waits_s: Sequence[float],
     ) -> None:
         self._level, self._nearer = level, nearer
+        self._encoded = f"{ENCODED}-{len(nearer)}-"  # in names, before the number of a process
         self._threads, self._encode_with = threads, encode_with
         self._pass_on, self._after = pass_on, after
         self._waits_s = waits_s
@@ -748,9 +743,11 @@ class _Promoter:
         """Remove what a job that died had encoded. None of its processes encodes before this has run."""
         for source in self._nearer if self._is_joint else ():
             if self._is_written_again(source) and (source.is_local or self._decides):
+                store, path = source.engine.store, source.path
                 with suppress(StorageError):  # it is in the way of nothing
-                    store, place = source.engine.store, os.path.dirname(_encoded_in(source, 0))
-                    await self._threads.run(store.remove_tree, place)
+                    for name in await self._threads.run(store.list_directory, path):
+                        if name.startswith(self._encoded):
+                            await self._threads.run(store.remove_tree, os.path.join(path, name))
 
     async def _try_next(self) -> bool:
         """Copy the step whose turn it is.
@@ -989,7 +986,7 @@ class _Promoter:
         level, store, path = self._level, source.engine.store, source.catalogue.path(turn.step)
         coordinator, form = level.engine.coordinator, level.form
         assert form is not None, "it is not copied as it is"
-        beside = _encoded_in(source, coordinator.process_index)
+        beside = os.path.join(source.path, f"{self._encoded}{coordinator.process_index}")
         part = os.path.join(beside, os.path.basename(path))
         processor_s: float | None = None
 
@@ -1023,8 +1020,7 @@ class _Promoter:
             yield (part, processor_s) if problem is None else (None, None)
         finally:
             with move_on_after(_REMOVING_S, shield=True), suppress(StorageError):
-                is_last = source.is_local or coordinator.is_primary
-                await self._threads.run(store.remove_tree, os.path.dirname(beside) if is_last else beside)
+                await self._threads.run(store.remove_tree, beside)
 
     async def _bring(self, promoting: Promoting) -> _Brought:
         """Copy a step from the nearest level where it is whole; return no bytes if it was here.
