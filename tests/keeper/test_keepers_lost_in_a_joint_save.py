@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable
@@ -296,3 +297,22 @@ async def test_a_job_is_opened_without_a_keeper_that_is_killed_at_any_question(
         await check(managers, 1, assert_same)
 
     await check_root(tmp_path / "run/1", 1, assert_same)
+
+
+async def test_with_a_disk_that_takes_nothing_either_the_step_is_kept_in_the_root(
+    begin: Begin, tmp_path: Path, assert_same: AssertSame
+) -> None:
+    hosts, near = begin(1), tmp_path / "disk0" / "near"
+    async with opened(tmp_path / "run", hosts.options(tmp_path)) as managers:
+        for save in await staged(managers, 1):
+            await save
+
+        await each(managers, lambda manager: manager.wait())
+        shutil.rmtree(near)
+        near.write_bytes(b"")
+        hosts.lose()
+        for save in await staged(managers, 2):
+            await save.kept()
+            await save
+
+        await check_root(tmp_path / "run/2", 2, assert_same)
