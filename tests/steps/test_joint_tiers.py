@@ -30,9 +30,15 @@ from tests.steps.joint_steps import (
 )
 
 import penstock
-from penstock import CheckpointManager, JobOptions
+from penstock import CheckpointManager, JobOptions, SaveFuture
 from penstock.config import Config, StoreOptions
-from penstock.errors import CoordinationError, PeerFailedError, SaveCancelledError, SpecError, StorageError
+from penstock.errors import (
+    CoordinationError,
+    PeerFailedError,
+    SaveCancelledError,
+    SpecError,
+    StorageError,
+)
 from penstock.handlers import LocalStore
 from penstock.handlers.stores.buckets import S3Options
 from penstock.kernel.protocols import KeyValues
@@ -296,7 +302,7 @@ class DisturbedKeyValues(Watched):
 
     def __init__(self, service: KeyValues, about: str, *, fails: bool = False) -> None:
         super().__init__(service, "no key has this")
-        self._about, self._fails = about, fails
+        self.about, self._fails = about, fails
         self.reached, self._going = Event(), Event()
 
     def go_on(self) -> None:
@@ -311,7 +317,7 @@ class DisturbedKeyValues(Watched):
         return super().wait(key, timeout_s)
 
     def _disturb(self, key: str) -> None:
-        if self._about not in key or self.reached.is_set():
+        if self.about not in key or self.reached.is_set():
             return
 
         self.reached.set()
@@ -347,6 +353,57 @@ async def test_a_step_that_is_kept_while_the_others_hear_of_the_one_before_waits
 
     assert steps(tmp_path / "bucket") == [1, 2]
     await check_whole(tmp_path / "bucket" / "2", 2)
+
+
+async def test_a_step_that_is_saved_again_before_its_turn_is_known_by_its_save(
+    disks: list[Path], tmp_path: Path
+) -> None:
+    """One process hears late that the later save is kept, when all others copy it already."""
+    root, (options, hangs) = tmp_path / "bucket", hang_first_copy(disks)
+    kept: list[DisturbedKeyValues] = []
+    told: list[DisturbedKeyValues] = []
+
+    def seen(index: int, service: KeyValues) -> KeyValues:
+        if index != 1:
+            return service
+
+        kept.append(DisturbedKeyValues(service, "disturbed later"))
+        told.append(DisturbedKeyValues(kept[0], "promote 2/1"))
+        return told[0]
+
+    async def again(manager: CheckpointManager) -> SaveFuture:
+        found = await manager.save(1, {**state(1, managers.index(manager)), "n": 7}, overwrite=True)
+        assert found is not None
+        return found
+
+    with fail_after(20):
+        async with opened(root, options, seen=seen) as managers:
+            futures = await save(managers, 0)
+            for hang in hangs:
+                await hang.wait_reached()
+
+            older = await save(managers, 1)
+            for future in older:
+                await future.kept()
+
+            kept[0].about = "/result"
+            newer = await each(managers, again)
+            await to_thread.run_sync(kept[0].reached.wait)
+            for future in (newer[0], newer[2]):
+                await future.kept()
+
+            for hang in hangs:
+                hang.release()
+
+            await to_thread.run_sync(told[0].reached.wait)
+            told[0].go_on()
+            await wait_all_tasks_blocked()
+            kept[0].go_on()
+            for future in (*futures, *older, *newer):
+                await future
+
+    assert (await penstock.verify(root / "1")).intact
+    assert (await penstock.restore(root / "1"))["n"] == 7
 
 
 async def test_a_step_that_is_kept_after_a_newer_one_is_left_out_by_all_or_by_none(

@@ -41,7 +41,7 @@ from penstock.handlers.ocdbt.database_writer import encode_index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, MissingFileError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD, Document
+from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD, DiskMark, Document
 
 _Places: TypeAlias = Sequence[tuple[bytes, Value]]
 _Range: TypeAlias = tuple[int, int]
@@ -96,6 +96,7 @@ class PartRecord:
     records: Mapping[str, bytes]  #: the content of `_PENSTOCK_INTEGRITY`, by its directory
     places: Mapping[str, _Places] = field(default_factory=dict[str, _Places])
     """The index of each directory that has one; its files are relative to the directory."""
+    save: str = ""  #: that it is a part of, in all processes; empty if it does not say
 
     @classmethod
     def read(cls, store: Store, path: str, files: Mapping[str, int]) -> PartRecord:
@@ -154,7 +155,9 @@ class PartRecord:
         copied = {
             name: size for name, size in files.items() if name not in documents and name not in made_anew
         }
-        return cls(copied, documents, records, places)
+        mark = os.path.join(path, DISK_MARK)
+        save = DiskMark.decoded(mark, store.read_file(mark)).save if DISK_MARK in files else ""
+        return cls(copied, documents, records, places, save)
 
     def encoded(self) -> bytes:
         """Return the message of one process to another."""
@@ -163,6 +166,7 @@ class PartRecord:
             "documents": dict(self.documents),
             "records": dict(self.records),
             "places": {directory: _encoded(found) for directory, found in self.places.items()},
+            "save": self.save,
         }
         return zlib.compress(msgpack.packb(told, unicode_errors="surrogatepass"), 1)
 
@@ -176,7 +180,7 @@ class PartRecord:
         try:
             told: Any = msgpack.unpackb(zlib.decompress(data), unicode_errors="surrogatepass")
             places = {name: _decoded(found) for name, found in told["places"].items()}
-            found = cls(told["files"], told["documents"], told["records"], places)
+            found = cls(told["files"], told["documents"], told["records"], places, told["save"])
         except (zlib.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
             raise CorruptCheckpointError(path, f"is no part of a checkpoint: {error}") from error
 

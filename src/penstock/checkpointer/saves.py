@@ -83,9 +83,10 @@ class Onward:
     """The way of a save that is kept at its path, and goes on to another one."""
 
     path: str  #: where it will be finalized
-    take: Callable[[SavePromise, SaveReport, BuildPlace], object]
+    take: Callable[[SavePromise, SaveReport, BuildPlace, str], object]
     """Called once it is kept or stranded, in the loop that saves: it fulfils the promise, and lets it be
-    cancelled. The workspace says which. As long as it is there, what it built can be read."""
+    cancelled. The workspace says which. As long as it is there, what it built can be read. At last comes what
+    tells this save from any other, in all processes of a job."""
 
 
 @final
@@ -270,7 +271,7 @@ class SaveTask:
             if run.workspace.stranded is None:
                 self._reach(Milestone.KEPT)
 
-            onward.take(self.promise, report, run.workspace)
+            onward.take(self.promise, report, run.workspace, run.operation.identity)
 
     async def _as_full(self, error: BaseException) -> NoSpaceError | None:
         """Return the error of a full medium in full; None if it is another, or says all already."""

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from anyio import CancelScope, Event, move_on_after
 from anyio.abc import TaskGroup
@@ -77,6 +77,9 @@ if TYPE_CHECKING:
     from penstock.handlers.stores.keeper.keeper_store import KeeperStore
     from penstock.kernel.protocols.stores import Store
     from penstock.rewriting.encoder import Encoder
+
+_Key: TypeAlias = tuple[int, str]
+"""A step, and what tells one save of it from another."""
 
 WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Between two tries of a promotion that fails; the last one again and again."""
@@ -388,6 +391,14 @@ class Promoting:
     """As long as it is there, the step can be read even if the keeper that it was saved into is lost."""
     stranded_from: Level | None = None
     """Where it was to be kept, if the keeper was lost before that: it is in the build alone."""
+    save: str = (
+        ""  #: which save of the step it is; the same in all processes, empty if an earlier one made it
+    )
+
+    @property
+    def key(self) -> _Key:
+        """What tells it from others: in a job a save of a step may wait while the next one is kept."""
+        return self.step, self.save
 
     @property
     def lag_s(self) -> float | None:
@@ -468,6 +479,7 @@ class Promotions:
         promise: SavePromise,
         report: SaveReport,
         build: BuildPlace,
+        save: str = "",
     ) -> None:
         """Take over a save that is kept or stranded: bring it to some levels, and fulfil its promise.
 
@@ -478,9 +490,10 @@ class Promotions:
             promise: Of the save.
             report: Of the save into the nearest level.
             build: Where it was built; if it is stranded, it is there alone, in one process or all.
+            save: What tells it from other saves, in all processes.
         """
         since, origin = time.perf_counter() - report.durable_s, None if build.stranded is None else at
-        promoting = Promoting(step, list(to), promise, report, since, build, origin)
+        promoting = Promoting(step, list(to), promise, report, since, build, origin, save)
         loop = LoopHandle()
         promise.cancel = lambda: loop.post(partial(self._cancel, promoting))
         self._promoters[to[0]].offer(promoting)
@@ -622,9 +635,10 @@ class _Turn(NamedTuple):
     """The primary's decision about the next copy, which all processes make together."""
 
     step: int
+    save: str = ""  #: see `Promoting`
     source: int | None = None
     """The number of the level that all copy it from; None if it is here, -1 if it is nowhere any more."""
-    left_out: Sequence[int] = ()  #: older steps that are not copied
+    left_out: Sequence[_Key] = ()  #: earlier saves that are not copied
     chunk_bytes: int | None = None  #: of chunks that are encoded on the way; None if none are
     is_passed_by: bool = False  #: whether the step goes on to the next level without this one
 
@@ -667,9 +681,9 @@ class _Promoter:
         self._decides = not self._is_joint or self._job.coordinator.is_primary
         self._n_decided = 0
         self._is_untold = False  # whether the last decision did not come to all, and is asked for again
-        self._waiting: dict[int, Promoting] = {}  #: by step; where it is decided here, without those left out
-        self._turn: int | None = None  # the step that this process has chosen, and is telling the others
-        self._left_out: list[int] = []  # of several processes: since the last step that all have copied
+        self._waiting: dict[_Key, Promoting] = {}  # where it is decided here, without those left out
+        self._turn: _Key | None = None  # the save that this process has chosen, and is telling the others
+        self._left_out: list[_Key] = []  # of several processes: since the last step that all have copied
         self._busy: Promoting | None = None
         self._is_there = False  # whether that has come
         self._scope = CancelScope()  # of the copy under way
@@ -683,7 +697,7 @@ class _Promoter:
     def steps(self) -> Sequence[int]:
         """The steps that wait, or are being copied."""
         busy = () if self._is_there or self._busy is None else (self._busy.step,)
-        return [*self._waiting, *busy]
+        return [*[step for step, _ in self._waiting], *busy]
 
     def has(self, step: int) -> bool:
         """True if a step waits, or is being copied."""
@@ -695,22 +709,23 @@ class _Promoter:
 
     def offer(self, promoting: Promoting) -> None:
         """Have a step copied, unless a newer one comes before its turn."""
-        replaced = self._waiting.pop(promoting.step, None)
-        self._waiting[promoting.step] = promoting
+        replaced = self._waiting.pop(promoting.key, None)
+        self._waiting[promoting.key] = promoting
         if replaced is not None:
             self._supersede(replaced)
         if self._decides:
-            newest = promoting.step if self._is_joint else max(self._waiting)
-            for step in sorted(self._waiting):
-                if step < newest and step != self._turn:
-                    self._leave_out(self._waiting.pop(step))
+            newest = promoting.step if self._is_joint else max(self._waiting)[0]
+            for key in sorted(self._waiting):
+                is_replaced = key[0] == promoting.step and key != promoting.key
+                if (key[0] < newest or is_replaced) and key != self._turn:
+                    self._leave_out(self._waiting.pop(key))
 
         self._asked.set()
 
     def _leave_out(self, promoting: Promoting) -> None:
         """Leave out a step that waits no more, since a newer one does."""
         if self._is_joint:
-            self._left_out.append(promoting.step)
+            self._left_out.append(promoting.key)
 
         self._supersede(promoting)
 
@@ -759,12 +774,12 @@ class _Promoter:
             turn = await self._next()
         except (StorageError, PeerError, CoordinationError) as error:
             self._note_failed(error)
-            self._log_failed(max(self._waiting, default=-1))
+            self._log_failed(max(self.steps, default=-1))
             return False
         finally:
             self._turn = None
 
-        promoting = self._waiting.pop(turn.step)
+        promoting = self._waiting.pop((turn.step, turn.save))
         self._busy, self._is_there = promoting, False
         try:
             is_done = await self._try(promoting, turn)
@@ -784,8 +799,8 @@ class _Promoter:
             PeerError: If the primary does not say what is next.
         """
         if not self._is_joint:
-            step = max(self._waiting)
-            return _Turn(step, is_passed_by=self._is_to_pass_by(self._waiting[step]))
+            key = max(self._waiting)
+            return _Turn(*key, is_passed_by=self._is_to_pass_by(self._waiting[key]))
 
         is_again = self._is_untold
         self._n_decided += not is_again
@@ -802,32 +817,33 @@ class _Promoter:
             self._failure = None
 
         known = frozenset(self._left_out)  # all of them in the primary, and what was heard before
-        for one in turn.left_out:
-            if one not in known:
-                await self._offered(one)
-                self._leave_out(self._waiting.pop(one))
+        for step, save in turn.left_out:
+            if (step, save) not in known:
+                await self._offered((step, save))
+                self._leave_out(self._waiting.pop((step, save)))
 
-        await self._offered(turn.step)
+        await self._offered((turn.step, turn.save))
         return turn
 
-    async def _offered(self, step: int) -> None:
-        """Wait for a step that is kept in the primary, and will be here in a moment."""
-        while step not in self._waiting:
+    async def _offered(self, key: _Key) -> None:
+        """Wait for a save that is kept in the primary, and will be here in a moment."""
+        while key not in self._waiting:
             self._asked = Event()
             await self._asked.wait()
 
     async def _decision(self) -> _Turn:
-        self._turn = step = max(self._waiting)  # a newer one waits until all have heard of it
-        if self._is_to_pass_by(self._waiting[step]):
-            return _Turn(step, left_out=list(self._left_out), is_passed_by=True)
+        self._turn = key = max(self._waiting)  # a newer one waits until all have heard of it
+        promoting = self._waiting[key]
+        if self._is_to_pass_by(promoting):
+            return _Turn(*key, left_out=list(self._left_out), is_passed_by=True)
 
-        source = await self._source_of(step)
+        source = await self._source_of(promoting)
         is_coded = source is not None and source >= 0 and self._is_written_again(self._nearer[source])
         chunk_bytes = self._encode_with().chunk_bytes if is_coded else None
-        return _Turn(step, source, list(self._left_out), chunk_bytes)
+        return _Turn(*key, source, list(self._left_out), chunk_bytes)
 
-    async def _source_of(self, step: int) -> int | None:
-        promoting = self._waiting[step]
+    async def _source_of(self, promoting: Promoting) -> int | None:
+        step = promoting.step
         if promoting.stranded_from is not None:
             return self._nearer.index(promoting.stranded_from)
         if step in self._level.catalogue and await self.is_same(step):
@@ -920,12 +936,10 @@ class _Promoter:
         """Let a step wait for the next try, if no newer one does. Returns False."""
         self._n_refused += 1
         self._log_failed(promoting.step)
-        if self._decides and any(step > promoting.step for step in self._waiting):
+        if self._decides and any(step >= promoting.step for step, _ in self._waiting):  # or saved again
             self._leave_out(promoting)
-        elif promoting.step in self._waiting:  # it was saved again meanwhile
-            self._supersede(promoting)
         else:
-            self._waiting[promoting.step] = promoting
+            self._waiting[promoting.key] = promoting
 
         return False
 
@@ -1181,12 +1195,12 @@ class _Promoter:
 
     def cancel(self, promoting: Promoting) -> None:
         """Copy this step no further; of several processes, one alone waits for it no longer."""
-        if self._is_joint and (self._busy is promoting or self._waiting.get(promoting.step) is promoting):
+        if self._is_joint and (self._busy is promoting or self._waiting.get(promoting.key) is promoting):
             self._fail_cancelled(promoting)
         elif self._busy is promoting:
             self._scope.cancel()  # the copy's task fails it
-        elif self._waiting.get(promoting.step) is promoting:
-            del self._waiting[promoting.step]
+        elif self._waiting.get(promoting.key) is promoting:
+            del self._waiting[promoting.key]
             self._fail_cancelled(promoting)
         elif promoting in self._superseded:
             self._superseded.remove(promoting)
@@ -1208,7 +1222,9 @@ class _Promoter:
                 one.fail(problem)
                 self.cancel(one)
 
-        while (self._busy is not None and self._busy.step == step) or step in self._waiting:
+        while (self._busy is not None and self._busy.step == step) or any(
+            waiting == step for waiting, _ in self._waiting
+        ):
             await self._changed.wait()
 
     def end(self, because: BaseException | None) -> None:

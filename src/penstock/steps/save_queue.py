@@ -547,6 +547,7 @@ class StepSaves:
         promise: SavePromise,
         report: SaveReport,
         build: BuildPlace,
+        save: str,
     ) -> None:
         """Have a save brought further that is kept in a level, or would be, were its keeper not lost."""
         if build.stranded is not None:
@@ -554,7 +555,7 @@ class StepSaves:
             pending.is_stranded = True
             pending.ended.set()  # who waits for it waits for the promotions, too
 
-        self._promotions.take(step, level, to, promise, report, build)
+        self._promotions.take(step, level, to, promise, report, build, save)
 
     async def _free(self, step: int, level: Level, *, may_strand: bool) -> None:
         """Hold a level, and return when no deletion at the path of a step is under way there.

@@ -44,6 +44,7 @@ from penstock.kernel.errors import (
     CorruptCheckpointError,
     NotAFileError,
     PeerError,
+    ReplacedError,
     StorageError,
     TruncatedDataError,
 )
@@ -322,6 +323,9 @@ class CheckpointCopier:
                         )
 
                     known[index] = PartRecord.decoded(file, target.read_file(file))
+
+            if len({part.save for part in known.values()}) > 1:  # one of them was saved again just now
+                raise ReplacedError(place.final)
 
             joined = join_parts(known, time.time_ns())
             for index in processes:
