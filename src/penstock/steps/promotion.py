@@ -397,7 +397,7 @@ class Promoting:
 
     @property
     def key(self) -> _Key:
-        """What tells it from others: in a job a save of a step may wait while the next one is kept."""
+        """Its step and its save: in a job a save of a step may wait while the next one is kept."""
         return self.step, self.save
 
     @property
