@@ -391,9 +391,8 @@ class Promoting:
     """As long as it is there, the step can be read even if the keeper that it was saved into is lost."""
     stranded_from: Level | None = None
     """Where it was to be kept, if the keeper was lost before that: it is in the build alone."""
-    save: str = (
-        ""  #: which save of the step it is; the same in all processes, empty if an earlier one made it
-    )
+    save: str = ""
+    """Which save of the step it is: the same in all processes; empty if an earlier process made it."""
 
     @property
     def key(self) -> _Key:
@@ -757,7 +756,7 @@ class _Promoter:
     async def _remove_encoded(self) -> None:
         """Remove what a job that died had encoded. None of its processes encodes before this has run."""
         for source in self._nearer if self._is_joint else ():
-            if self._is_written_again(source) and (source.is_local or self._decides):
+            if self._form_for(source) is not None and (source.is_local or self._decides):
                 store, path = source.engine.store, source.path
                 with suppress(StorageError):  # it is in the way of nothing
                     for name in await self._threads.run(store.list_directory, path):
@@ -838,7 +837,7 @@ class _Promoter:
             return _Turn(*key, left_out=list(self._left_out), is_passed_by=True)
 
         source = await self._source_of(promoting)
-        is_coded = source is not None and source >= 0 and self._is_written_again(self._nearer[source])
+        is_coded = source is not None and source >= 0 and self._form_for(self._nearer[source]) is not None
         chunk_bytes = self._encode_with().chunk_bytes if is_coded else None
         return _Turn(*key, source, list(self._left_out), chunk_bytes)
 
@@ -851,12 +850,12 @@ class _Promoter:
 
         there = [number for number, level in enumerate(self._nearer) if step in level.catalogue]
         there = [number for number in there if not self._nearer[number].is_out]
-        there.sort(key=lambda number: self._is_written_again(self._nearer[number]))
+        there.sort(key=lambda number: self._form_for(self._nearer[number]) is not None)
         return there[self._n_failed % len(there)] if there else -1
 
-    def _is_written_again(self, source: Level) -> bool:
-        """True if steps of a level are stored otherwise than here, and so encoded on the way."""
-        return self._level.form is not None and self._level.form != source.form
+    def _form_for(self, source: Level) -> SaveFormat | None:
+        """Return how steps of a level are encoded on the way; None if they are copied as they are."""
+        return None if self._level.form == source.form else self._level.form
 
     async def _try(self, promoting: Promoting, turn: _Turn) -> bool:
         """Copy a step. What the medium refuses waits for the next try, if no newer step does.
@@ -993,13 +992,13 @@ class _Promoter:
         Raises:
             PeerError: If another process failed, or did not come.
         """
-        if turn.chunk_bytes is None:
+        form = self._form_for(source)
+        if turn.chunk_bytes is None or form is None:
             yield None, None
             return
 
         level, store, path = self._level, source.engine.store, source.catalogue.path(turn.step)
-        coordinator, form = level.engine.coordinator, level.form
-        assert form is not None, "it is not copied as it is"
+        coordinator = level.engine.coordinator
         beside = os.path.join(source.path, f"{self._encoded}{coordinator.process_index}")
         part = os.path.join(beside, os.path.basename(path))
         processor_s: float | None = None
@@ -1046,7 +1045,7 @@ class _Promoter:
         await level.opened.root.hold()
         await level.retention.forget(step)
         there = [source for source in self._nearer if step in source.catalogue]
-        there.sort(key=lambda source: source.form != level.form)  # to encode costs more than to read further
+        there.sort(key=lambda source: self._form_for(source) is not None)  # dearer than to read further
         sources = {source: source.catalogue.path(step) for source in there}
         if promoting.stranded_from is not None and promoting.build is not None:
             sources = {promoting.stranded_from: promoting.stranded_from.catalogue.path(step)}
@@ -1086,14 +1085,15 @@ class _Promoter:
         level, step = self._level, promoting.step
         stores = source.engine.store, level.engine.store
         overwrite = step in level.catalogue or await self._is_left(step)
-        if level.form is not None and self._is_written_again(source):
+        form = self._form_for(source)
+        if form is not None:
             try:
                 encoded = await self._encode_with().encode(
                     stores[0],
                     path,
                     stores[1],
                     self.path_of(step),
-                    level.form,
+                    form,
                     overwrite=overwrite,
                     is_here_alone=promoting.stranded_from is not None,
                 )
@@ -1178,8 +1178,7 @@ class _Promoter:
     @property
     def _is_the_end(self) -> bool:
         """True if a step here goes to no other level: it is durable nowhere if this one fails."""
-        busy = () if self._busy is None else (self._busy,)
-        return any(len(each.to) == 1 for each in (*self._waiting.values(), *busy))
+        return any(len(each.to) == 1 for each in self._owed)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -1222,9 +1221,7 @@ class _Promoter:
                 one.fail(problem)
                 self.cancel(one)
 
-        while (self._busy is not None and self._busy.step == step) or any(
-            waiting == step for waiting, _ in self._waiting
-        ):
+        while any(one.step == step for one in self._owed):
             await self._changed.wait()
 
     def end(self, because: BaseException | None) -> None:
@@ -1237,9 +1234,14 @@ class _Promoter:
             )
             one.fail(SaveCancelledError(problem) if because is None else because, is_seen=True)
 
-    def _unfulfilled(self) -> list[Promoting]:
+    @property
+    def _owed(self) -> list[Promoting]:
+        """Those that wait, and the one whose copy is under way."""
         busy = () if self._busy is None else (self._busy,)
-        return [*self._waiting.values(), *busy, *self._superseded]
+        return [*self._waiting.values(), *busy]
+
+    def _unfulfilled(self) -> list[Promoting]:
+        return [*self._owed, *self._superseded]
 
     def _announce(self) -> None:
         self._changed.set()
