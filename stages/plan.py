@@ -8,10 +8,11 @@ from __future__ import annotations
 __all__ = ("Plan", "mapped_leaves")
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import add
 from typing import ClassVar, Final, NamedTuple, final
 
 from crc32c import crc32c
@@ -31,6 +32,7 @@ from penstock.kernel.protocols.stores import SharedFiles
 from penstock.stages.messages.batching import batched
 from penstock.stages.planning.leaf_reads import check_plain
 from penstock.stages.planning.restore_planner import plan_restore
+from penstock.stages.read import damage_of_shared
 
 COMPARED_AT_ONCE: Final = min(4, os.cpu_count() or 1)
 """Threads that compare mapped bytes with their checksums. Of little bytes one does."""
@@ -47,26 +49,32 @@ class Mapped(NamedTuple):
     key_path: str
 
 
-async def mapped_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf], *, verify: bool) -> list[ReadLeaf]:
+async def mapped_leaves(
+    run: RestoreRun, packs: Sequence[ReadLeaves], leaves: Sequence[ReadLeaf], *, verify: bool
+) -> list[ReadLeaf]:
     """Map leaves as `map_leaves` does.
 
     Args:
         run: The restore.
-        leaves: What is to be restored.
+        packs: What is to be restored: small leaves that are whole in a file.
+        leaves: The others.
         verify: Whether mapped bytes are compared with their checksums, which reads every byte.
 
     Raises:
         PenstockError: As `map_leaves`.
         ChecksumError: If `verify` is set and mapped bytes differ from those written: of the first that do.
     """
-    found, mapped = await run.threads.run(map_leaves, run, leaves)
+    found, mapped = await run.threads.run(map_leaves, run, packs, leaves)
     if not verify:
         return found
 
     sizes = [each.read.nbytes for each in mapped]
     most = max(-(-sum(sizes) // COMPARED_AT_ONCE), _LEAST_COMPARED)
     parts = [mapped[start:stop] for start, stop in cuts(sizes, most)]
-    for damage in await together([partial(run.threads.run, first_damage, part) for part in parts]):
+    checks: list[Callable[[], Awaitable[ChecksumError | None]]]
+    checks = [partial(run.threads.run, damage_of_pack, pack) for pack in packs]
+    checks += [partial(run.threads.run, first_damage, part) for part in parts]
+    for damage in await together(checks):
         if damage is not None:
             raise damage
 
@@ -83,18 +91,30 @@ def first_damage(mapped: Sequence[Mapped]) -> ChecksumError | None:
     return None
 
 
-def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> tuple[list[ReadLeaf], list[Mapped]]:
-    """Map every region that is stored as one plain range of a file. Blocking.
+def damage_of_pack(pack: ReadLeaves) -> ChecksumError | None:
+    """Return the error of the first leaf of a pack that differs from what was written. Blocking."""
+    shared = pack.shared
+    if shared is None or not shared.buffer.is_filled:  # the stage that reads it compares
+        return None
+
+    return damage_of_shared(shared, shared.buffer.data, shared.buffer.starts, pack.info)
+
+
+def map_leaves(
+    run: RestoreRun, packs: Sequence[ReadLeaves], leaves: Sequence[ReadLeaf]
+) -> tuple[list[ReadLeaf], list[Mapped]]:
+    """Map every region that is stored as one plain range of a file, and the files of packs. Blocking.
 
     A region that is stored in another way (with a codec, in several chunks, for another sharding) is
     read as usual.
 
     Args:
         run: The restore.
-        leaves: What is to be restored.
+        packs: What is to be restored: small leaves that are whole in a file.
+        leaves: The others.
 
     Returns:
-        The leaves with what is left to be read; and what was mapped.
+        The others with what is left to be read; and what of them was mapped.
 
     Raises:
         UnsupportedByStoreError: If the store cannot map files.
@@ -105,14 +125,36 @@ def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf]) -> tuple[list[ReadLe
     if (shared := store.shared_files) is None:
         raise UnsupportedByStoreError("map the files of", run.path, store, SharedFiles)
 
-    files: dict[str, memoryview] = {}
+    files = _MappedFiles(shared)
     found: list[Mapped] = []
-    return [_map_leaf(shared, leaf, files, found) for leaf in leaves], found
+    for pack in packs:
+        _map_pack(pack, files)
+
+    return [_map_leaf(leaf, files, found) for leaf in leaves], found
 
 
-def _map_leaf(
-    store: SharedFiles, leaf: ReadLeaf, files: dict[str, memoryview], found: list[Mapped]
-) -> ReadLeaf:
+@final
+class _MappedFiles(dict[str, memoryview]):
+    """Files by their path, each mapped when it is asked for."""
+
+    def __init__(self, store: SharedFiles) -> None:
+        self._store = store
+
+    def __missing__(self, path: str) -> memoryview:
+        found = self[path] = self._store.map_file(path)
+        return found
+
+
+def _map_pack(pack: ReadLeaves, files: _MappedFiles) -> None:
+    if (shared := pack.shared) is None:
+        return
+
+    file = files[shared.file]
+    if max(map(add, shared.offsets, shared.sizes)) <= len(file):  # else the stage that reads it raises
+        shared.buffer.fill(file, shared.offsets)
+
+
+def _map_leaf(leaf: ReadLeaf, files: _MappedFiles, found: list[Mapped]) -> ReadLeaf:
     check_plain(leaf.reads)
     mapped: set[int] = set()  # regions, by identity
     for region in leaf.target.regions:
@@ -121,8 +163,6 @@ def _map_leaf(
             continue
 
         path, offset = mine[0].file, mine[0].offset
-        if path not in files:
-            files[path] = store.map_file(path)
         if offset + region.nbytes > len(files[path]):
             continue  # the stage that reads it raises the error
 
@@ -222,7 +262,8 @@ class Plan:
         async def plan(located: Located, /) -> AsyncIterator[PlannedBatch]:
             result, packs, leaves = await run.threads.run(plan_restore, run, located, self.max_expansion)
             if located.request.options.mmap:
-                leaves = await mapped_leaves(run, leaves, verify=located.request.options.verify is True)
+                verify = located.request.options.verify is True
+                leaves = await mapped_leaves(run, packs, leaves, verify=verify)
 
             n_leaves, nbytes = sum(map(len, packs)), sum([pack.nbytes for pack in packs])
             if leaves:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("OpenFiles", "Read", "fill_shared", "put_in_order", "read_twice")
+__all__ = ("OpenFiles", "Read", "damage_of_shared", "fill_shared", "put_in_order", "read_twice")
 
 import itertools
 import os
@@ -172,9 +172,12 @@ class _Reader:
             lease.release()
 
     async def _perform(self, batch: ReadBatch, leaves: ReadLeaves) -> None:
-        from_files = [read for read in batch.reads if not isinstance(read, DriverRead)]
+        from_files = [
+            read for read in batch.reads if not isinstance(read, DriverRead) and not _is_there(read)
+        ]
         with_drivers = [read for read in from_files if isinstance(read, TileRead) and read.drivers]
-        if len(from_files) == len(batch.reads) and not with_drivers:
+        wanted = [read for read in batch.reads if isinstance(read, DriverRead)]
+        if not wanted and not with_drivers:
             if from_files:
                 await self._run.threads.run(self._read_files, from_files, leaves.info)
 
@@ -182,7 +185,6 @@ class _Reader:
 
         if with_drivers:  # what a tile is made of must all be there
             from_files = [read for read in from_files if read not in with_drivers]
-        wanted = [read for read in batch.reads if isinstance(read, DriverRead)]
         wanted += [driver for tile in with_drivers for driver in tile.drivers]
         reads: list[Callable[[], Awaitable[object]]] = [read.perform for read in wanted]
         if from_files:
@@ -371,6 +373,11 @@ class OpenFiles:
         return list(self.opened)
 
 
+def _is_there(read: FileRead) -> bool:
+    """True if it brings leaves whose bytes are in memory already: those of a mapped file."""
+    return isinstance(read, SharedRead) and read.buffer.is_filled
+
+
 GAP: Final = 4096
 """Bytes. A gap of up to this size between two leaves is read too: that is cheaper than another call."""
 
@@ -404,16 +411,32 @@ def fill_shared(file: ReadableFile, read: SharedRead, infos: _Infos, *, verify: 
 
         at += stop - start
 
-    if verify:
-        rows = zip(starts, read.sizes, read.crc32cs, strict=True)
-        for number, (start, nbytes, expected) in enumerate(rows):
-            if crc32c(data[start : start + nbytes]) != expected and expected >= 0:
-                offset = read.offsets[number]
-                problem = f"bytes {offset} to {offset + nbytes} differ from those written"
-                raise ChecksumError(read.file, problem, key_path=infos(read.leaves[number]).key_path)
+    if verify and (damage := damage_of_shared(read, data, starts, infos)) is not None:
+        raise damage
 
     put_in_order(read.specs, data, starts)
     read.buffer.fill(data, starts)
+
+
+def damage_of_shared(
+    read: SharedRead, data: memoryview, starts: Sequence[int], infos: _Infos
+) -> ChecksumError | None:
+    """Return the error of the first leaf whose bytes are not those that were written; None if all are.
+
+    Args:
+        read: The leaves.
+        data: Has their bytes.
+        starts: Where those of each begin in it.
+        infos: Says where a leaf stands, by its index.
+    """
+    rows = zip(starts, read.sizes, read.crc32cs, strict=True)
+    for number, (start, nbytes, expected) in enumerate(rows):
+        if crc32c(data[start : start + nbytes]) != expected and expected >= 0:
+            offset = read.offsets[number]
+            problem = f"bytes {offset} to {offset + nbytes} differ from those written"
+            return ChecksumError(read.file, problem, key_path=infos(read.leaves[number]).key_path)
+
+    return None
 
 
 def _runs(read: SharedRead, order: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:

@@ -106,9 +106,13 @@ class NumpyHandler:
         return targets_by_kind(stored, likes, _target_kind, _target)
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
-        """Return writable, aligned arrays in native byte order: the regions' memory, or a copy of shared."""
+        """Return writable, aligned arrays in native byte order: the regions' memory, or a copy of shared.
+
+        Of a mapped file the shared memory itself, which is read-only.
+        """
         if leaves.shared is not None:
-            return [view.copy() for view in shared_views(leaves.shared)]
+            views = shared_views(leaves.shared)
+            return list(views) if leaves.shared.buffer.data.readonly else [view.copy() for view in views]
 
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
 

@@ -372,8 +372,10 @@ class DriverRead:
 class SharedBuffer:
     """Memory with the bytes of many leaves; their values are copies. Filled once.
 
+    Or a mapped file, which is read-only; values may keep views of that.
+
     Attributes:
-        data: The bytes of all leaves, writable, each leaf in C order.
+        data: The bytes of all leaves, each leaf in C order.
         starts: The offset of each leaf's bytes in `data`.
         is_filled: Whether the leaves were read.
     """

@@ -184,12 +184,9 @@ class _Planner:
             at = positions[place]
             return self._read(place, self._checkpoint.leaves[rows[at]], handlers[at], targets[at])
 
-        packs: list[ReadLeaves] = []
-        others: Sequence[int] = places
-        if not self._mmap:  # what is mapped takes no memory, and no reads that others could share
-            wanted = ResultLeaves(places, rows, specs, handlers, targets)
-            packs, others = make_packs(self._checkpoint, wanted, self._run.limits, make)
-            self._result.add("", sum([pack.nbytes for pack in packs]))
+        wanted = ResultLeaves(places, rows, specs, handlers, targets)
+        packs, others = make_packs(self._checkpoint, wanted, self._run.limits, make, mmap=self._mmap)
+        self._result.add("", sum([pack.nbytes for pack in packs]))
 
         return packs, [make(place) for place in others]
 
@@ -375,6 +372,9 @@ SMALL: Final = 64 * 1024
 MOST: Final = 16 * SMALL
 """Bytes of a leaf in several chunks. To bring them together costs a copy, and to read each alone a call."""
 
+MAPPED_ALONE: Final = 4096
+"""Bytes of a leaf that is mapped by itself. Smaller ones share pages, and jax copies such memory."""
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
@@ -397,6 +397,8 @@ def make_packs(
     wanted: ResultLeaves,
     limits: RunLimits,
     make: Callable[[int], ReadLeaf],
+    *,
+    mmap: bool = False,
 ) -> tuple[list[ReadLeaves], Sequence[int]]:
     """Group small leaves that are in the same file: one read brings all of them.
 
@@ -405,6 +407,7 @@ def make_packs(
         wanted: All leaves that are read.
         limits: How many leaves and bytes a pack may have.
         make: Makes the leaf at a place of the result. Called only if a stage looks at single leaves.
+        mmap: Whether their files are mapped: only leaves go together then that are whole there.
 
     Returns:
         The packs, and the places of all other leaves.
@@ -422,6 +425,8 @@ def make_packs(
 
     small: dict[int, int] = {}  # bytes of the leaves that are small enough, by the identity of their spec
     for number, spec in {id(spec): spec for spec in wanted.specs}.items():  # usually few
+        if mmap and (spec.nbytes >= MAPPED_ALONE or spec.n_chunks != 1):
+            continue
         if spec.shape is not None and spec.chunk_nbytes <= SMALL and spec.nbytes <= MOST:
             small[number] = spec.nbytes
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.byte_counting import CountingStore
 
 from penstock import Checkpointer
-from penstock.errors import StructureMismatchError
+from penstock.errors import ChecksumError, StructureMismatchError, TruncatedDataError
 
 pytestmark = pytest.mark.anyio
 
@@ -130,3 +130,47 @@ async def test_a_mapped_restore_refuses_a_target_that_does_not_fit(tmp_path: Pat
         await (await checkpointer.save(tmp_path / "a", {"x": np.ones(10)}))
         with pytest.raises(StructureMismatchError):
             await checkpointer.restore(tmp_path / "a", like={"x": np.ones(11)}, mmap=True)
+
+
+def many_small(xp: Any) -> dict[str, Any]:
+    return {f"w{number:03}": xp.full(11 + number % 3, number, np.float32) for number in range(300)}
+
+
+LEAF_33 = np.full(11, 33, np.float32).tobytes()
+
+
+def data_file(path: Path) -> Path:
+    """The file with the values of `many_small`."""
+    (found,) = (file for file in path.rglob("*") if file.is_file() and LEAF_33 in file.read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
+async def test_small_leaves_of_a_mapped_file_are_compared_if_that_is_asked_for(
+    tmp_path: Path, xp: Any, assert_same: AssertSame
+) -> None:
+    tree = many_small(xp)
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", tree))
+        assert_same(await checkpointer.restore(tmp_path / "a", like=tree, mmap=True, verify=True), tree)
+
+        file = data_file(tmp_path / "a")
+        content = bytearray(file.read_bytes())
+        content[content.index(LEAF_33) + 5] ^= 1
+        file.write_bytes(content)
+        damaged = await checkpointer.restore(tmp_path / "a", like=tree, mmap=True)
+        assert not np.array_equal(damaged["w033"], tree["w033"])
+        with pytest.raises(ChecksumError, match="differ from those written") as caught:
+            await checkpointer.restore(tmp_path / "a", like=tree, mmap=True, verify=True)
+
+    assert caught.value.key_path == "['w033']"
+
+
+async def test_small_leaves_of_a_file_that_was_cut_short_are_read_and_not_mapped(tmp_path: Path) -> None:
+    tree = many_small(np)
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", tree))
+        file = data_file(tmp_path / "a")
+        file.write_bytes(file.read_bytes()[:-5])
+        with pytest.raises(TruncatedDataError):
+            await checkpointer.restore(tmp_path / "a", like=tree, mmap=True)
