@@ -48,7 +48,7 @@ from penstock.handlers.stores.regular_files import (
     write_vectored,
 )
 from penstock.kernel.errors import StorageError, TruncatedDataError
-from penstock.kernel.memory.buffers import anonymous_memory
+from penstock.kernel.memory.buffers import anonymous_memory, make_pages
 from penstock.kernel.protocols.stores import Transfers
 
 Io: TypeAlias = Literal["auto", "direct", "buffered"]
@@ -521,8 +521,8 @@ def _gather(views: Sequence[memoryview], block: np.ndarray[tuple[int], np.dtype[
 WINDOW = 16 * 2**20  #: bytes that are read either directly or buffered; a direct read is one call for all
 NEAR = 32 * 2**10
 """Bytes between two ranges that are read, too, by one call for both. A call of its own costs as much."""
-SUMMED = 2 * 2**20
-"""Bytes that are read at a time from the page cache to be summed: a huge page, and the caches hold it."""
+BLOCK = 2 * 2**20
+"""Bytes of a large request that are read from the page cache, and summed, at a time: the caches hold them."""
 
 
 @final
@@ -654,18 +654,20 @@ class LocalReadableFile:
 
                 at, rest = at + moved, rest[moved:]
             if at < end:  # the whole part, or the rest of a short direct read
-                at = self._read(at, [rest]) if summed is None else self._read_summing(at, rest, summed)
+                at = self._read_by_blocks(at, rest, summed)
             if at < end:
                 break
 
         return at
 
-    def _read_summing(self, offset: int, view: memoryview, summed: _Summed) -> int:
+    def _read_by_blocks(self, offset: int, view: memoryview, summed: _Summed | None) -> int:
         """Read through the page cache block by block, and return the offset reached."""
-        for start in range(0, len(view), SUMMED):
-            block = view[start : start + SUMMED]
+        for start in range(0, len(view), BLOCK):
+            block = view[start : start + BLOCK]
+            make_pages(block)
             moved = self._read(offset + start, [block]) - offset - start
-            summed.add(block[:moved])
+            if summed is not None:
+                summed.add(block[:moved])
             if moved < len(block):
                 return offset + start + moved
 

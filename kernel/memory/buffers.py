@@ -10,6 +10,7 @@ __all__ = (
     "give_back_freed_memory",
     "huge_pages_are_cheap",
     "is_mapped",
+    "make_pages",
     "scratch_memory",
 )
 
@@ -23,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, cast, final
+from typing import Any, Final, NamedTuple, cast, final
 
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge pages by advice
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
@@ -56,15 +57,14 @@ def anonymous_memory(nbytes: int, *, huge_pages: bool = False) -> memoryview:
     if calls is None:
         return _mapped(nbytes, huge_pages)
 
-    map_, unmap, advise = calls
-    address = map_(None, nbytes, _READ_WRITE, _PRIVATE, -1, 0)
+    address = calls.map(None, nbytes, _READ_WRITE, _PRIVATE, -1, 0)
     if address in {None, _FAILED}:
         raise MemoryError(f"cannot map {nbytes} bytes")
 
     memory = (ctypes.c_ubyte * nbytes).from_address(cast("int", address))
-    weakref.finalize(memory, unmap, address, nbytes).atexit = False
+    weakref.finalize(memory, calls.unmap, address, nbytes).atexit = False
     if huge_pages:
-        advise(address, nbytes, mmap.MADV_HUGEPAGE)  # a kernel without them refuses
+        calls.advise(address, nbytes, mmap.MADV_HUGEPAGE)  # a kernel without them refuses
 
     return memoryview(memory).cast("B")
 
@@ -209,16 +209,44 @@ def file_memory(descriptor: int, nbytes: int, *, writable: bool = False) -> memo
     if calls is None:
         return memoryview(mmap.mmap(descriptor, nbytes, flags, access))
 
-    map_, unmap, _ = calls
-    address = map_(None, nbytes, access, flags, descriptor, 0)
+    address = calls.map(None, nbytes, access, flags, descriptor, 0)
     if address in {None, _FAILED}:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
     memory = (ctypes.c_ubyte * nbytes).from_address(cast("int", address))
-    weakref.finalize(memory, unmap, address, nbytes).atexit = False
+    weakref.finalize(memory, calls.unmap, address, nbytes).atexit = False
     view = memoryview(memory).cast("B")
     return view if writable else view.toreadonly()
+
+
+_POPULATE_WRITE: Final = 23  # Linux 5.14; the `mmap` module has no name for it
+
+
+def make_pages(memory: memoryview) -> None:
+    """Have the system make the pages of memory that is about to be filled, by one call. Blocking.
+
+    Otherwise a read makes each page when it meets it, by a fault of its own. Does nothing if the first page
+    is there, or the system cannot. Give it little at a time: the processor's cache still has that when it
+    is filled.
+
+    Args:
+        memory: Writable bytes. All of it will be overwritten.
+    """
+    calls = _calls() if sys.platform == "linux" else None
+    if calls is None or len(memory) < mmap.PAGESIZE:
+        return
+
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    nbytes = (address + len(memory) - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    is_there = ctypes.c_ubyte(1)
+    if (
+        nbytes
+        and calls.resident(start, mmap.PAGESIZE, ctypes.byref(is_there)) == 0
+        and not is_there.value & 1
+    ):
+        calls.advise(start, nbytes, _POPULATE_WRITE)  # if it fails, faults make them
 
 
 def give_back_freed_memory() -> None:
@@ -264,11 +292,20 @@ def _trim() -> Callable[[int], int] | None:
     return cast("Callable[[int], int]", trim)
 
 
+class _Calls(NamedTuple):
+    """Functions of the C library."""
+
+    map: Callable[..., Any]
+    unmap: Callable[..., Any]
+    advise: Callable[..., Any]
+    resident: Callable[..., Any]
+
+
 @cache
-def _calls() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]] | None:
+def _calls() -> _Calls | None:
     try:
         library = ctypes.CDLL(None, use_errno=True)
-        map_, unmap, advise = library.mmap64, library.munmap, library.madvise
+        map_, unmap, advise, resident = library.mmap64, library.munmap, library.madvise, library.mincore
     except (OSError, AttributeError):
         return None
 
@@ -277,4 +314,5 @@ def _calls() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]
     map_.argtypes = (ctypes.c_void_p, size, ctypes.c_int, ctypes.c_int, ctypes.c_int, offset)
     unmap.argtypes = (ctypes.c_void_p, size)
     advise.argtypes = (ctypes.c_void_p, size, ctypes.c_int)
-    return map_, unmap, advise
+    resident.argtypes = (ctypes.c_void_p, size, ctypes.c_void_p)
+    return _Calls(map_, unmap, advise, resident)

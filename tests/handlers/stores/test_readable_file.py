@@ -17,7 +17,7 @@ from tests.handlers.stores.large_files import IOS, MIB, aligned, content
 from penstock.errors import TruncatedDataError
 from penstock.handlers import LocalStore
 from penstock.handlers.stores import data_file
-from penstock.handlers.stores.data_file import PAGE, SUMMED, WINDOW, Io, LocalReadableFile
+from penstock.handlers.stores.data_file import BLOCK, PAGE, WINDOW, Io, LocalReadableFile
 from penstock.kernel import Transfers
 
 
@@ -220,7 +220,7 @@ def test_what_is_summed_comes_from_the_page_cache_in_blocks(
     with closing(LocalStore(io="buffered").open_data_file(str(path))) as file:
         file.read_summed(0, aligned(4 * MIB + 77))
 
-    assert sizes == [SUMMED, SUMMED, 77]
+    assert sizes == [BLOCK, BLOCK, 77]
 
 
 def test_what_is_summed_comes_directly_in_one_call(disk: Path, path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.kernel.memory.buffers import (
     anonymous_memory,
     huge_pages_are_cheap,
     is_mapped,
+    make_pages,
 )
 
 MIB = 2**20
@@ -46,6 +48,27 @@ def test_a_buffer_goes_back_to_the_system_with_its_last_view() -> None:
     assert part.tolist() == [1] * 5
     del part
     assert resident() - before < 8 * MIB
+
+
+def test_pages_are_made_at_once_and_hold_what_they_held() -> None:
+    gc.collect()
+    before = resident()
+    memory = anonymous_memory(64 * MIB)
+    memory[40 * MIB] = 7
+    make_pages(memory[5:-5])  # neither end is on a page
+
+    kernel = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    if kernel >= (5, 14):  # before, nothing is done
+        assert resident() - before > 60 * MIB
+    array = np.frombuffer(memory, np.uint8)
+    assert (array.nonzero()[0].tolist(), array[40 * MIB]) == ([40 * MIB], 7)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 4097, 8191])
+def test_memory_of_no_whole_page_is_left_as_it_is(nbytes: int) -> None:
+    memory = memoryview(bytearray(b"x" * nbytes))
+    make_pages(memory)
+    assert memory == b"x" * nbytes
 
 
 def test_bytes_are_known_to_be_in_a_mapping_through_any_view() -> None:
