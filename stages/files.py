@@ -18,6 +18,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from anyio import Event, create_task_group, get_cancelled_exc_class, move_on_after, sleep_forever
@@ -26,6 +27,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError, UnsupportedByStoreError
 from penstock.kernel.messages.save import Leaf, Leaves, Pending, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.pipeline.together import MANY, at_once
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_handlers import Background, FilesHandler
 from penstock.kernel.protocols.stores import SystemFiles, Transfers
@@ -108,14 +110,36 @@ def write_documents(
         digests=plan.digests,
         beside=beside,
     )
+    waiting: list[Document] = []  # the mark is the last one, and so never written with others
+    for document in documents:
+        if len(document.data) < _SMALL:
+            waiting.append(document)
+        else:
+            _write_all(run, waiting, directories)
+            _write_document(run, document, directories)
+
+        del document  # while the next one is made
+        if len(waiting) > _TOGETHER:
+            last = waiting.pop()
+            at_once(partial(_write_document, run, directories=directories), waiting)
+            waiting = [last]
+
+    _write_all(run, waiting, directories)
+    at_once(lambda name: run.store.sync_directory(run.workspace.path(name)), list(directories))
+    return len(files | others)
+
+
+_SMALL: Final = 64 * 2**10
+"""Bytes of a document of which many are held at a time: those of arrays, where each is stored by itself."""
+_TOGETHER: Final = 2 * MANY
+
+
+def _write_all(run: SaveRun, documents: list[Document], directories: dict[str, None]) -> None:
+    """Write documents one after another, and forget them."""
     for document in documents:
         _write_document(run, document, directories)
-        del document  # while the next one is made
 
-    for directory in directories:
-        run.store.sync_directory(run.workspace.path(directory))
-
-    return len(files | others)
+    documents.clear()
 
 
 def _write_document(run: SaveRun, document: Document, directories: dict[str, None]) -> None:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 import numpy as np
 from crc32c import crc32c
 
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, TruncatedDataError
 from penstock.kernel.memory.buffers import scratch_memory
 from penstock.kernel.memory.byte_account import ByteLease
@@ -27,7 +28,7 @@ from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.pipeline.together import together
+from penstock.kernel.pipeline.together import MANY, at_once, together
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import FilesHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import (
@@ -93,7 +94,9 @@ class Read:
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore. Its files are closed at the end, whatever happened."""
         files = OpenFiles(run.store)
-        reader = _Reader(run, files, verify=self.verify)
+        # Of many files on a disk several threads would wait for the interpreter more than for bytes.
+        aside = Threads(self.concurrency if run.store.over_network else 1)
+        reader = _Reader(run, files, aside, verify=self.verify)
         try:
             async with closing(run.threads, files.end):
                 yield reader
@@ -105,10 +108,11 @@ class Read:
 
 @final
 class _Reader:
-    __slots__ = ("_files", "_outstanding", "_run", "_staged", "_verify")
+    __slots__ = ("_aside", "_files", "_outstanding", "_run", "_staged", "_verify")
 
-    def __init__(self, run: RestoreRun, files: OpenFiles, *, verify: bool) -> None:
+    def __init__(self, run: RestoreRun, files: OpenFiles, aside: Threads, *, verify: bool) -> None:
         self._run = run
+        self._aside = aside  #: read the files of a batch with many of them, for all batches
         self._verify = verify
         self._files = files
         self._outstanding: dict[int, int] = {}
@@ -213,11 +217,15 @@ class _Reader:
                 self._read_checked(read, infos)
 
         scratch = _Scratch()
-        for path, wanted in by_file.items():
-            wanted.sort(key=attrgetter("offset"))
+
+        def read_file(path: str) -> None:
+            wanted = sorted(by_file[path], key=attrgetter("offset"))
+            own = scratch if self._aside.limit == 1 or len(by_file) < MANY else _Scratch()
             with self._files.use(path) as file:
                 for run in adjacent(wanted, _one_read):
-                    read_twice(self._run.store, partial(self._read_run, file, run, scratch, infos))
+                    read_twice(self._run.store, partial(self._read_run, file, run, own, infos))
+
+        at_once(read_file, list(by_file), self._aside)
 
     def _read_checked(self, read: CheckedRead, infos: _Infos) -> None:
         with self._files.use(read.file) as file:
@@ -307,8 +315,9 @@ MOST: Final = 256
 
 @dataclass(slots=True)
 class _Open:
-    file: ReadableFile
+    file: ReadableFile | None = None  #: None until it is opened
     users: int = 0
+    opening: Lock = field(default_factory=Lock)
 
 
 @final
@@ -349,23 +358,33 @@ class OpenFiles:
         with self._lock:
             entry = self._open.pop(path, None)
             if entry is None:
+                entry = _Open()
                 if (n_over := len(self._open) - self._most + 1) > 0:
                     idle = [path for path, entry in self._open.items() if not entry.users]
                     for unused in idle[:n_over]:
-                        self._open.pop(unused).file.close()
-
-                entry = _Open(self._store.open_data_file(path))
-                self.opened.append(entry.file)
-                if self._is_over:
-                    entry.file.close()
+                        if (file := self._open.pop(unused).file) is not None:
+                            file.close()
 
             entry.users += 1
             self._open[path] = entry
         try:
+            with entry.opening:  # of one file: others are opened meanwhile, which may take a request each
+                if entry.file is None:
+                    entry.file = self._opened(path)
+
             yield entry.file
         finally:
             with self._lock:
                 entry.users -= 1
+
+    def _opened(self, path: str) -> ReadableFile:
+        file = self._store.open_data_file(path)
+        with self._lock:
+            self.opened.append(file)
+            if self._is_over:
+                file.close()
+
+        return file
 
     def end(self) -> Sequence[ReadableFile]:
         """Stop keeping files open, also for abandoned threads; return all."""

@@ -23,6 +23,7 @@ from anyio import Lock
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PipelineError, StorageError
 from penstock.kernel.messages.save import (
     Extents,
@@ -39,7 +40,7 @@ from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.pipeline.together import together
+from penstock.kernel.pipeline.together import at_once, together
 from penstock.kernel.protocols.layouts import (
     ArrangedDigests,
     ArrangedLayout,
@@ -107,7 +108,7 @@ class Write:
             # Of several processes each writes into files that the primary makes and completes.
             writer = (_OwnArrangedFiles if run.operation.is_alone else _SharedArrangedFiles)(run, places)
         elif arrays is not None and not arrays.save_format.ocdbt:
-            writer = _ChunkFiles(run)
+            writer = _ChunkFiles(run, Threads(self.concurrency))
         else:
             writer = _DataFiles(run, self.file_bytes)
 
@@ -551,8 +552,9 @@ class _ChunkFile:
 class _ChunkFiles(_Writer):
     """Each chunk is a file, which is made durable and closed once its last byte was written."""
 
-    def __init__(self, run: SaveRun) -> None:
+    def __init__(self, run: SaveRun, aside: Threads) -> None:
         super().__init__(run)
+        self._aside = aside  #: write the files of a batch with many of them, for all batches
         self._document_bytes = run.store.placement.document_bytes
         self._open: dict[_Chunk, _ChunkFile] = {}
         self._folders: set[str] = set()
@@ -569,7 +571,8 @@ class _ChunkFiles(_Writer):
     def _write(self, batch: StagedBatch) -> WrittenTable:
         specs = _specs_of(batch) if batch.plan is None else batch.plan.specs
         course = None if batch.plan is None else batch.plan.course
-        return WrittenTable.of([self._write_piece(piece, course) for piece in batch.parts()], specs)
+        write = partial(self._write_piece, course=course)
+        return WrittenTable.of(at_once(write, list(batch.parts()), self._aside), specs)
 
     def _write_piece(self, piece: Piece, course: FixedCourse | None) -> Written:
         leaf = piece.leaf

@@ -348,6 +348,11 @@ class Threads:
         self._limiter.total_tokens = max(self._limiter.total_tokens, limit)
 
     @property
+    def limit(self) -> int:
+        """Threads that may be busy at once."""
+        return int(self._limiter.total_tokens)
+
+    @property
     def busy(self) -> int:
         """Threads at work now; 0 once everything that was started has ended."""
         return self._limiter.statistics().borrowed_tokens

@@ -372,6 +372,10 @@ SMALL: Final = 64 * 1024
 MOST: Final = 16 * SMALL
 """Bytes of a leaf in several chunks. To bring them together costs a copy, and to read each alone a call."""
 
+FEW: Final = 16
+"""Where there are more files, leaves of one go together from so many on. Fewer are not worth a message and a
+trip to a thread, which leaves of many files can share."""
+
 MAPPED_ALONE: Final = 4096
 """Bytes of a leaf that is mapped by itself. Smaller ones share pages, and jax copies such memory."""
 
@@ -445,6 +449,9 @@ def make_packs(
     packs: list[ReadLeaves] = []
     made: dict[int, ReadLeaf] = {}
     for file, numbers in together.items():
+        if len(numbers) < FEW < len(together):
+            continue
+
         chosen = _chosen(fits, numbers)
         specs, indices = _chosen(wanted.specs, chosen), _chosen(wanted.places, chosen)
         shared = SharedRead(

@@ -14,6 +14,7 @@ from penstock.handlers import LocalStore
 from penstock.kernel import ReadableFile, Threads
 from penstock.stages.files import opened
 from penstock.stages.read import OpenFiles
+from penstock.testing import FaultyStore
 
 
 @pytest.fixture
@@ -56,6 +57,32 @@ def test_a_file_that_is_used_is_not_closed(paths: list[str]) -> None:
         file.read_at(0, [memoryview(data)])
 
     assert data[0] == 3
+    for file in files.opened:
+        file.close()
+
+
+@pytest.mark.anyio
+async def test_a_file_that_is_slow_to_open_is_opened_once_and_delays_no_other(
+    paths: list[str],
+) -> None:
+    store, threads, found = FaultyStore(LocalStore()), Threads(), list[int]()
+    files = OpenFiles(store, 4)
+    hang = store.hang_on("open_data_file")
+
+    async def read(path: str) -> None:
+        found.append(await threads.run(first_byte, files, path))
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, paths[3])
+            await hang.wait_reached()
+            tasks.start_soon(read, paths[3])
+            await read(paths[5])
+            assert found == [5]
+            hang.release()
+
+    assert found == [5, 3, 3]
+    assert len(files.opened) == 2
     for file in files.opened:
         file.close()
 

@@ -21,6 +21,7 @@ from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
 from penstock.handlers.stores.buckets.objects import Listing, Objects
 from penstock.handlers.stores.buckets.snapshots import BucketSnapshot, begin_snapshot, decoded_snapshot
 from penstock.kernel.errors import StorageError
+from penstock.kernel.pipeline.together import at_once
 from penstock.kernel.protocols.stores import BuildToken, Hold, ObjectStore, Placement, RequestFigures
 from penstock.kernel.registry import Scheme
 
@@ -244,17 +245,16 @@ class BucketStore(ObjectStore):
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
         """Return the content of each file, by one request for each; None where there is none."""
-        found: list[bytes | None] = []
-        for path in paths:
-            try:
-                found.append(self.read_file(path))
-            except StorageError as error:
-                if error.errno != errno.ENOENT or error.problem == NO_BUCKET:
-                    raise
+        return at_once(self._read_if_there, list(paths))
 
-                found.append(None)
+    def _read_if_there(self, path: str) -> bytes | None:
+        try:
+            return self.read_file(path)
+        except StorageError as error:
+            if error.errno != errno.ENOENT or error.problem == NO_BUCKET:
+                raise
 
-        return found
+            return None
 
     def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
         """Return the length of each file; -1 for a folder, None for nothing. Many in a folder are listed."""
@@ -271,7 +271,10 @@ class BucketStore(ObjectStore):
                         f"{folder}/{name}": size for name, size in zip(found.files, found.sizes, strict=True)
                     }
 
-        return [listed[path] if path in listed else self._size_if_there(path) for path in asked]
+        def size(path: str) -> int | None:
+            return listed[path] if path in listed else self._size_if_there(path)
+
+        return at_once(size, asked)
 
     def _size_if_there(self, path: str) -> int | None:
         key, build = self._located(path)

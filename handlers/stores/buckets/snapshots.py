@@ -23,6 +23,7 @@ from penstock.handlers.stores.buckets.bucket_claims import CLAIM
 from penstock.handlers.stores.buckets.bucket_files import BucketReadableFile
 from penstock.handlers.stores.buckets.objects import ListedObject, Objects
 from penstock.kernel.errors import StorageError, ThrottledError, UnreachableError
+from penstock.kernel.pipeline.together import at_once
 from penstock.kernel.protocols.stores import ReadableFile, Snapshot, Store, StoreWrapper, Transfers
 
 _VERSION: Final = 1
@@ -233,7 +234,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         return data
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
-        return [self.read_file(path) if self.kind(path) == "file" else None for path in paths]
+        return at_once(lambda path: self.read_file(path) if self.kind(path) == "file" else None, list(paths))
 
     def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
         return [self._file_size(path) for path in paths]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from penstock.errors import PipelineError
-from penstock.kernel.pipeline.together import together
+from penstock.kernel import Threads
+from penstock.kernel.pipeline.together import MANY, at_once, together
+
+LIMIT_S = 20.0
 
 
 def returning(value: int, after: anyio.Event | None = None) -> Callable[[], Awaitable[int]]:
@@ -74,3 +79,62 @@ async def test_a_call_that_another_has_cancelled_is_no_quiet_result() -> None:
 
     with pytest.raises(PipelineError, match="ended early"):
         await together([returning(1), be_cancelled])
+
+
+async def test_many_blocking_calls_run_in_several_threads_at_once() -> None:
+    meeting = threading.Barrier(4)
+    threads = Threads()
+
+    def call(number: int) -> int:
+        meeting.wait(LIMIT_S)  # for three others: they would never come if one call followed another
+        return number * 2
+
+    found = await threads.run(at_once, call, range(MANY), Threads(4))
+    assert found == [number * 2 for number in range(MANY)]
+    assert threads.busy == 0
+
+
+@pytest.mark.parametrize("in_worker", [True, False])
+async def test_few_blocking_calls_follow_one_another_and_so_do_many_outside_of_a_loop(
+    in_worker: bool,
+) -> None:
+    def calls() -> tuple[list[int], int]:
+        count = MANY - 1 if in_worker else 3 * MANY
+        return at_once(lambda _: threading.get_ident(), range(count)), threading.get_ident()
+
+    found, here = await Threads().run(calls) if in_worker else calls()
+    assert set(found) == {here}
+
+
+async def test_after_a_failure_no_further_blocking_call_begins() -> None:
+    begun: list[int] = []
+
+    def call(number: int) -> None:
+        begun.append(number)
+        if number == 2:
+            raise KeyError("the third")
+
+    with pytest.raises(KeyError, match="the third"):
+        await Threads().run(at_once, call, range(MANY), Threads(1))
+
+    assert begun == [0, 1, 2]
+
+
+async def test_a_cancellation_lets_no_further_blocking_call_begin() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    numbers: list[int] = []
+    threads = Threads()
+
+    def call(number: int) -> None:
+        numbers.append(number)
+        begun.set()
+        go_on.wait(LIMIT_S)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(threads.run, at_once, call, range(MANY), Threads(1))
+        await anyio.to_thread.run_sync(begun.wait, LIMIT_S)
+        tasks.cancel_scope.cancel()
+        go_on.set()
+
+    assert numbers == [0]
+    assert threads.busy == 0

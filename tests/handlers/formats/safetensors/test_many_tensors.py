@@ -16,7 +16,7 @@ from penstock.errors import ChecksumError
 from penstock.handlers import LocalStore, default_handlers
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.kernel import ReadLeaf, RunLimits, StoredRows, WholeChunks
-from penstock.stages.planning.restore_planner import ResultLeaves, make_packs
+from penstock.stages.planning.restore_planner import FEW, ResultLeaves, make_packs
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
@@ -92,18 +92,24 @@ class CountedIds(list[int]):
 
 
 class ManyFiles:
-    """A checkpoint whose leaves lie in a file each."""
+    """A checkpoint of which so many leaves are in a file."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, in_each: int) -> None:
         self.leaves = inner.leaves
-        self.ids = CountedIds(range(N))
+        self.ids = CountedIds([at // in_each for at in range(N)])
 
     def whole_chunks(self, numbers: Any) -> WholeChunks:
         return WholeChunks([f"/{at}" for at in numbers], self.ids, [0] * N, [-1] * N)
 
 
-def test_files_are_not_gone_through_for_each_leaf(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_each", [1, FEW - 1, FEW, 100])
+def test_files_are_not_gone_through_for_each_leaf_and_few_leaves_of_one_go_with_those_of_others(
+    tmp_path: Path, in_each: int
+) -> None:
     inner = open_checkpoint(LocalStore(), str(by_a_stranger(tmp_path / "a.safetensors", [1])))
-    many = ManyFiles(inner)
+    many = ManyFiles(inner, in_each)
     packs, others = make_packs(cast("Any", many), wanted_of(inner), LIMITS, never)
-    assert (len(packs), list(others), many.ids.turns) == (N, [], 1)
+
+    together = N // in_each if in_each >= FEW else 0  # the last file may have fewer leaves
+    assert (len(packs), list(others)) == (together, list(range(together * in_each, N)))
+    assert many.ids.turns == 1
