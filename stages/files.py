@@ -11,6 +11,7 @@ __all__ = (
     "opened",
     "save_by_handler",
     "write_documents",
+    "write_each",
 )
 
 import json
@@ -110,21 +111,7 @@ def write_documents(
         digests=plan.digests,
         beside=beside,
     )
-    waiting: list[Document] = []  # the mark is the last one, and so never written with others
-    for document in documents:
-        if len(document.data) < _SMALL:
-            waiting.append(document)
-        else:
-            _write_all(run, waiting, directories)
-            _write_document(run, document, directories)
-
-        del document  # while the next one is made
-        if len(waiting) > _TOGETHER:
-            last = waiting.pop()
-            at_once(partial(_write_document, run, directories=directories), waiting)
-            waiting = [last]
-
-    _write_all(run, waiting, directories)
+    write_each(documents, partial(_write_document, run, directories=directories))
     at_once(lambda name: run.store.sync_directory(run.workspace.path(name)), list(directories))
     return len(files | others)
 
@@ -134,12 +121,31 @@ _SMALL: Final = 64 * 2**10
 _TOGETHER: Final = 2 * MANY
 
 
-def _write_all(run: SaveRun, documents: list[Document], directories: dict[str, None]) -> None:
-    """Write documents one after another, and forget them."""
-    for document in documents:
-        _write_document(run, document, directories)
+def write_each(documents: Iterable[Document], write: Callable[[Document], object]) -> None:
+    """Write documents, of many small ones several at a time. The last one is written last. Blocking.
 
-    documents.clear()
+    Args:
+        documents: Made one after another; few are held at a time. The last one is the mark.
+        write: Makes one of them durable.
+    """
+    waiting: list[Document] = []
+    for document in documents:
+        if len(document.data) < _SMALL:
+            waiting.append(document)
+        else:
+            while waiting:
+                write(waiting.pop(0))
+
+            write(document)
+
+        del document  # while the next one is made
+        if len(waiting) > _TOGETHER:
+            last = waiting.pop()
+            at_once(write, waiting)
+            waiting = [last]
+
+    while waiting:
+        write(waiting.pop(0))
 
 
 def _write_document(run: SaveRun, document: Document, directories: dict[str, None]) -> None:

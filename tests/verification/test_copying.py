@@ -10,6 +10,7 @@ from typing import Any, Literal
 import anyio
 import numpy as np
 import pytest
+from tests.open_files import at_most
 
 import penstock
 from penstock.errors import ChecksumError, CorruptCheckpointError, DestinationExistsError, StorageError
@@ -94,6 +95,18 @@ async def test_a_copy_takes_no_more_memory_than_its_files_have(tmp_path: Path, t
     await copying.copy(str(source), str(copy))
 
     assert 0 < copying.memory.peak <= sum(map(len, files(source).values()))
+    assert files(copy) == files(source)
+
+
+async def test_a_copy_has_more_files_than_a_process_may_open(tmp_path: Path, target: FaultyStore) -> None:
+    source, copy = tmp_path / "a", tmp_path / "b"
+    many = {f"x{number:03}": np.full(3, number) for number in range(150)}
+    async with penstock.Checkpointer(save_format=penstock.SaveFormat(ocdbt=False)) as checkpointer:
+        await (await checkpointer.save(source, many))
+
+    with at_most(100):
+        await copier(LocalStore(), target).copy(str(source), str(copy))
+
     assert files(copy) == files(source)
 
 

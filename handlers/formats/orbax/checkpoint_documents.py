@@ -49,6 +49,7 @@ from penstock.handlers.formats.orbax.file_names import (
     INTEGRITY,
 )
 from penstock.handlers.formats.untrusted import EnteredDirectories, as_object, as_string, parse_object
+from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.errors import (
     ChecksumError,
     CorruptCheckpointError,
@@ -177,6 +178,11 @@ def is_left_of(recorded: Mapping[str, object], path: str, data: bytes) -> bool:
 
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
+
+
+_READ_BYTES: Final = 4 * 2**20
+_READ_TOGETHER: Final = 256
+"""So many documents of so many bytes are read together: where each is a request, several at a time."""
 
 
 @final
@@ -314,19 +320,23 @@ class SealedDocuments:
             StorageError: If one cannot be read although it is there.
         """
         deleted = self.deleted_items()
-        for full in self.recorded.documents:
-            if not full.startswith(self.prefix) or full.partition("/")[0] in deleted:
-                continue
-
-            name = full.removeprefix(self.prefix)
-            try:
-                self.check(name, self.store.read_file(os.path.join(self.directory, name)))
-            except CorruptCheckpointError as error:
-                yield error
-            except StorageError as error:
-                if error.errno not in _ABSENT:
-                    raise
-                yield MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
+        recorded = {
+            full.removeprefix(self.prefix): digest.nbytes
+            for full, digest in self.recorded.documents.items()
+            if full.startswith(self.prefix) and full.partition("/")[0] not in deleted
+        }
+        names = list(recorded)
+        for start, stop in cuts(list(recorded.values()), _READ_BYTES, _READ_TOGETHER):
+            paths = [os.path.join(self.directory, name) for name in names[start:stop]]
+            found = self.store.read_files(paths)
+            for name, path, data in zip(names[start:stop], paths, found, strict=True):
+                if data is None:
+                    yield MissingFileError(path, "is missing, and was written")
+                    continue
+                try:
+                    self.check(name, data)
+                except CorruptCheckpointError as error:
+                    yield error
 
     def deleted_items(self) -> Collection[str]:
         """Name the items that were recorded and were deleted since, as `_CHECKPOINT_METADATA` says."""

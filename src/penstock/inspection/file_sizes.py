@@ -69,13 +69,18 @@ def _size_of_file(path: str) -> FileSizes:
     return FileSizes(0 if is_shared else status.st_size, status.st_size if is_shared else 0, 1)
 
 
-def _sizes_in_store(store: Store, path: str) -> FileSizes:
+def _sizes_in_store(store: Store, path: str, *, is_listed: bool = False) -> FileSizes:
     if store.kind(path) == "file":
         return FileSizes(store.size(path), 0, 1)
 
+    objects = None if is_listed else store.objects
+    snapshot = None if objects is None else objects.snapshot(path)
+    if snapshot is not None:  # of a checkpoint in a bucket: one list says all that is in it
+        return _sizes_in_store(snapshot, path, is_listed=True)
+
     found = FileSizes()
     for name in store.list_directory(path):
-        found += _sizes_in_store(store, os.path.join(path, name))
+        found += _sizes_in_store(store, os.path.join(path, name), is_listed=is_listed)
 
     return found
 

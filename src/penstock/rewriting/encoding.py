@@ -33,7 +33,7 @@ from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
 from penstock.handlers.leaves.stored_value import ChosenChunks, SourceFiles, StoredValue, chunks_there
 from penstock.handlers.stores.publishing.paths import scheme_of
-from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
+from penstock.handlers.stores.publishing.reading import Reading, Snapshots, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
 from penstock.kernel.memory.regulator import MemoryRegulator
@@ -144,7 +144,7 @@ async def encode_checkpoint(encoding: Encoding, source: Store, target: Store) ->
     """
     threads = Threads()
     once = partial(_encode, encoding, target, threads)
-    return await read_unchanged(source, threads, encoding.path, once)
+    return await read_unchanged(source, threads, encoding.path, once, views=Snapshots())
 
 
 async def _encode(encoding: Encoding, target: Store, threads: Threads, source: Reading) -> int:

@@ -25,7 +25,7 @@ from penstock.handlers.layouts.discovery import finished_steps
 from penstock.handlers.layouts.item_parts import Parts
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.handlers.stores.publishing.paths import path_or_url, path_to_save_to, scheme_of
-from penstock.handlers.stores.publishing.reading import Reading, read_unchanged, reading
+from penstock.handlers.stores.publishing.reading import Reading, Snapshots, read_unchanged, reading
 from penstock.inspection.file_sizes import files_below
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
@@ -350,10 +350,11 @@ class _Conversion:
     async def _convert(self, start: str, final: str) -> SaveReport:
         store, threads = self.rewriting.origin, self.threads
         if self.is_joint:  # one that tried again alone would wait for the others in vain
-            async with reading(store, threads, start) as source:
+            async with reading(store, threads, start, views=Snapshots()) as source:
                 return await self._convert_once(start, final, source)
 
-        return await read_unchanged(store, threads, start, partial(self._convert_once, start, final))
+        convert = partial(self._convert_once, start, final)
+        return await read_unchanged(store, threads, start, convert, views=Snapshots())
 
     async def _convert_once(self, start: str, final: str, source: Reading) -> SaveReport:
         store, threads = self.rewriting.origin, self.threads

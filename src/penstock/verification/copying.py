@@ -20,7 +20,7 @@ import os
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
@@ -36,8 +36,9 @@ from penstock.handlers.formats.orbax.file_names import COMMIT_MARK
 from penstock.handlers.formats.orbax.joined_parts import FileShare, JoinedParts, Move, PartRecord, join_parts
 from penstock.handlers.formats.verification import RecordedRange
 from penstock.handlers.stores.publishing.paths import temporary_path
-from penstock.handlers.stores.publishing.reading import Reading, read_unchanged, reading
+from penstock.handlers.stores.publishing.reading import Reading, Snapshots, read_unchanged, reading
 from penstock.handlers.stores.publishing.workspace import Workspace
+from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ChecksumError,
@@ -49,11 +50,12 @@ from penstock.kernel.errors import (
     TruncatedDataError,
 )
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.pipeline.together import together
+from penstock.kernel.pipeline.together import at_once, together
 from penstock.kernel.protocols.build_place import Overwrite
 from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.stores import DataFile, Hold, NoHold, ReadableFile, Store
 from penstock.kernel.protocols.written import Document
+from penstock.stages.files import write_each
 from penstock.verification.checkpoint_survey import survey_checkpoint
 
 COPY_WORKERS: Final = 4
@@ -63,6 +65,9 @@ MOST_BLOCK: Final = 16 * 2**20
 LEAST_BLOCK: Final = 2**16
 _SHARE: Final = 4  # of the budget; saves and restores have the rest, however slow the target is
 _CLEANING_S: Final = 60.0
+_READ_BYTES: Final = 4 * 2**20
+_READ_TOGETHER: Final = 256
+"""So many documents of so many bytes are read together: where each is a request, several at a time."""
 _PARTS: Final = "_PENSTOCK_PARTS"
 """Where processes tell the primary what is in their parts, and the primary what each of them brings."""
 
@@ -125,7 +130,7 @@ class CheckpointCopier:
             Nothing is left at the destination.
         """
         copying = partial(self._copy, path, destination, overwrite, on_progress)
-        return await read_unchanged(self.source, self.threads, path, copying, self._hold)
+        return await read_unchanged(self.source, self.threads, path, copying, self._hold, Snapshots())
 
     def _hold(self, path: str) -> Hold:
         """Hold what is copied, or it might be published without files that were deleted meanwhile."""
@@ -523,7 +528,8 @@ class _Files:
     def blocks(self, most: int) -> Iterator[_Block]:
         """Yield what is to be copied in blocks of at most so many bytes; a longer range is one block."""
         for name, data in self.data.items():
-            for first, last, to in data.share.moves:
+            moves = data.share.moves
+            for first, last, to in [move for move in moves if move.start < move.end] or moves[:1]:
                 at, behind = (
                     bisect_left(data.ranges, edge, key=lambda found: found.checksum.offset)
                     for edge in (first, last)
@@ -541,13 +547,14 @@ class _Files:
 
     def write_documents(self, target: Store, place: Workspace, progress: _Progress) -> None:
         """Write the other files, each durably, the mark last; then make all names durable. Blocking."""
-        for document in self.documents():
+
+        def write(document: Document) -> None:
             check_cancelled()
             target.write_file(place.path(document.path), document.data)
             progress.add(len(document.data))
 
-        for name in (*reversed(self.directories), ""):
-            target.sync_directory(place.path(name))
+        write_each(self.documents(), write)
+        at_once(lambda name: target.sync_directory(place.path(name)), [*reversed(self.directories), ""])
 
 
 def _parts(
@@ -611,8 +618,10 @@ def _files_of(source: CopySource, document_bytes: int) -> _Files:
     )
 
     def read() -> Iterator[Document]:
-        for name in documents:
-            yield Document(name, store.read_file(os.path.join(source.path, name)))
+        for start, stop in cuts([files[name] for name in documents], _READ_BYTES, _READ_TOGETHER):
+            paths = [os.path.join(source.path, name) for name in documents[start:stop]]
+            for name, path, found in zip(documents[start:stop], paths, store.read_files(paths), strict=True):
+                yield Document(name, store.read_file(path) if found is None else found)  # which raises
 
     nbytes = sum([files[name] for name in documents])
     return _Files(directories, data, read, nbytes, files, source, only)
@@ -664,6 +673,22 @@ def _list_below(store: Store, path: str, folder: str, directories: list[str], fi
 
 
 @final
+@dataclass(slots=True)
+class _FileUnderWay:
+    """A data file that is open from its first block to its last: a checkpoint may have thousands."""
+
+    absent_bytes: int  #: that are still to be copied
+    opened: tuple[ReadableFile, DataFile] | None = None
+    opening: Lock = field(default_factory=Lock)
+
+    def close(self) -> None:
+        """Close it, if it was opened."""
+        if self.opened is not None:
+            with closing(self.opened[0]):
+                self.opened[1].close()
+
+
+@final
 class _Transfer:
     """The data of one copy under way. Its methods block, and are called in threads.
 
@@ -682,33 +707,64 @@ class _Transfer:
         self._files, self._progress = files, progress
         self._blocks = files.blocks(most)
         self._turn = Lock()  # of what threads share below
-        self._open: dict[str, tuple[ReadableFile, DataFile]] = {}
+        self._under_way: dict[str, _FileUnderWay] = {}
+        self._folders: set[str] = set()
 
     def copy_blocks(self, buffer: memoryview) -> None:
         """Copy blocks until none is left; several threads do so at once, each with a buffer."""
-        while (block := self._next()) is not None:
-            self._copy_block(block, buffer)
+        while (found := self._next()) is not None:
+            block, file = found
+            with file.opening:  # of one file; others are opened meanwhile, which may take a request each
+                if file.opened is None:
+                    file.opened = self._opened(block.name)
 
-    def _next(self) -> _Block | None:
+            self._copy_block(block, *file.opened, buffer)
+            with self._turn:
+                file.absent_bytes -= block.end - block.start
+                is_last = not file.absent_bytes
+            if is_last:
+                file.opened[1].sync()
+                with self._turn:
+                    del self._under_way[block.name]
+
+                file.close()
+
+    def _next(self) -> tuple[_Block, _FileUnderWay] | None:
         with self._turn:
-            block = next(self._blocks, None)
-            if block is not None and block.name not in self._open:
-                data = self._files.data[block.name]
-                store, path = data.source
-                reading = store.open_data_file(os.path.join(path, block.name))
-                try:
-                    writing = self._target.create_long_file(self._place.path(block.name), data.share.nbytes)
-                except BaseException:
-                    reading.close()
-                    raise
+            if (block := next(self._blocks, None)) is None:
+                return None
 
-                self._open[block.name] = reading, writing
-                writing.allocate(data.share.nbytes)
+            file = self._under_way.get(block.name)
+            if file is None:
+                moves = self._files.data[block.name].share.moves
+                file = self._under_way[block.name] = _FileUnderWay(
+                    sum([move.end - move.start for move in moves])
+                )
+                self._folders.add(os.path.dirname(block.name))
 
-            return block
+            return block, file
 
-    def _copy_block(self, block: _Block, buffer: memoryview) -> None:
-        reading, writing = self._open[block.name]
+    def _opened(self, name: str) -> tuple[ReadableFile, DataFile]:
+        data = self._files.data[name]
+        store, path = data.source
+        reading = store.open_data_file(os.path.join(path, name))
+        try:
+            writing = self._target.create_long_file(self._place.path(name), data.share.nbytes)
+        except BaseException:
+            reading.close()
+            raise
+
+        try:
+            writing.allocate(data.share.nbytes)
+        except BaseException:
+            with closing(reading), closing(writing):
+                raise
+
+        return reading, writing
+
+    def _copy_block(
+        self, block: _Block, reading: ReadableFile, writing: DataFile, buffer: memoryview
+    ) -> None:
         sums = [0] * len(block.ranges)
         for at in range(block.start, block.end, len(buffer)):
             check_cancelled()
@@ -729,20 +785,15 @@ class _Transfer:
                 raise ChecksumError(found.file, "the bytes are not those that were written", key_path=leaf)
 
     def finish_data(self) -> None:
-        """Make the data files durable, and the names of those in directories."""
-        for _, writing in self._open.values():
-            check_cancelled()
-            writing.sync()
-
-        for folder in sorted({os.path.dirname(name) for name in self._open} - {""}):
-            self._target.sync_directory(self._place.path(folder))
+        """Make the names of data files durable that are in directories."""
+        folders = sorted(self._folders - {""})
+        at_once(lambda folder: self._target.sync_directory(self._place.path(folder)), folders)
 
     def close(self) -> None:
-        """Close all files."""
-        with ExitStack() as closing:
-            for reading, writing in self._open.values():
-                closing.callback(reading.close)
-                closing.callback(writing.close)
+        """Close the files that are still open, as after a failure."""
+        with ExitStack() as stack:
+            for file in self._under_way.values():
+                stack.callback(file.close)
 
     def make_directories(self) -> None:
         """Make the directories."""
