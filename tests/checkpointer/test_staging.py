@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from anyio import Event, create_task_group, fail_after, to_thread
+from anyio.lowlevel import checkpoint
 from tests.checkpointer.test_checkpointer import gated, names
 
 import penstock
@@ -265,8 +266,18 @@ class TestTwoSaves:
 async def test_reports_tell_waiting_for_memory_from_work(tmp_path: Path) -> None:
     tree = {name: np.arange(2**18, dtype=np.float32) for name in "abcdefgh"}  # 8 MiB, copied to be staged
     reports: list[RestoreReport] = []
-    async with Checkpointer(memory_limit="2MiB", restore_concurrent_bytes="1MiB") as checkpointer:
-        saved = await (await checkpointer.save(tmp_path / "c", tree))
+    store = FaultyStore(LocalStore())
+    hang = store.hang_on("data.write_at")  # or all might be written as fast as it is copied
+    async with Checkpointer(
+        store=store, memory_limit="2MiB", restore_concurrent_bytes="1MiB"
+    ) as checkpointer:
+        save = await checkpointer.save(tmp_path / "c", tree, staging="overlap")
+        with fail_after(20):
+            while not checkpointer.statistics().tasks_waiting:
+                await checkpoint()
+
+        hang.release()
+        saved = await save
         await checkpointer.restore(tmp_path / "c", on_report=reports.append)
 
     waited = {stage.name: stage.memory_wait_s for stage in saved.stages}
