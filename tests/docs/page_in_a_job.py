@@ -18,7 +18,12 @@ async def main(shared: str, own: str) -> None:
     """Run the blocks in order. Each begins with the names that a reader has there."""
     jax: Any = import_module("jax")  # annotates little of this
 
-    replaced = {"/shared/": f"{shared}/", "/scratch/": f"{own}/"}
+    replaced = {
+        "/shared/": f"{shared}/",
+        "/scratch/": f"{own}/",
+        "s3://bucket/": f"{shared}/bucket/",
+        "/nvme": f"{own}/nvme",
+    }
     first, *others = blocks(PAGE, "python")
     initialize, _, rest = first.text.partition("\n")
     exec(initialize, {"jax": jax})  # what the page begins with, before anything else
@@ -46,6 +51,7 @@ async def main(shared: str, own: str) -> None:
                 **names,
                 "checkpointer": checkpointer,
                 "state": {"params": params, "step": 100},
+                "step": 100,
             }
             await run_block(PAGE, text, found, replaced)
         assert np.asarray(found["state"]["params"]["w"]).tolist() == list(range(8))

@@ -6,10 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.docs.blocks import ROOT, blocks
+
+from penstock.errors import KeeperLostError
+from penstock.handlers.stores.keeper.keeper_store import KeeperStore
 
 PAGE = "many-processes.md"
 FIRST_PORT, PORTS = 61440, 4096  # where jax puts the service of a job of Open MPI, by the job's number
@@ -45,6 +49,7 @@ def test_the_blocks_run_in_every_process(tmp_path: Path) -> None:
             "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             "XLA_FLAGS": "",
             "JAX_PLATFORMS": "cpu",
+            "PENSTOCK_STORE__KEEPER__SOCKET": str(tmp_path / "keeper"),
         }
         command = [
             sys.executable,
@@ -65,6 +70,9 @@ def test_the_blocks_run_in_every_process(tmp_path: Path) -> None:
         for process in processes:
             process.kill()
             process.wait()
+
+        with suppress(KeeperLostError):  # it was never started
+            KeeperStore(str(tmp_path / "keeper")).stop(force=True)
 
     count = len(blocks(f"docs/howto/{PAGE}", "python"))
     for text in said:

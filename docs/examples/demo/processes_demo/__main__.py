@@ -61,7 +61,8 @@ def main() -> int:
             said = "is dead" if result is None else f"raised {result.get('error')}: {result.get('says')}"
             _say(f"  process {rank} {said}")
 
-        _say(f"  there is: {', '.join(sorted(os.listdir(Path(folder, 'run'))))}")
+        left = [path.name for path in Path(folder, "run").iterdir() if path.is_dir()]
+        _say(f"  there is: {', '.join(sorted(left))}")
         _say("Two processes go on, with twice the devices each.")
         resumed = start(2, Path(folder, "run"))
 
