@@ -21,6 +21,7 @@ __all__ = (
     "decode_checkpoint_metadata",
     "digest_in_mark",
     "documents_below",
+    "documents_of",
     "encode_checkpoint_metadata",
     "encode_mark",
     "identity_in_mark",
@@ -185,6 +186,22 @@ _READ_TOGETHER: Final = 256
 """So many documents of so many bytes are read together: where each is a request, several at a time."""
 
 
+def documents_of(
+    store: Store, directory: str, lengths: Mapping[str, int]
+) -> Iterator[tuple[str, bytes | None]]:
+    """Yield documents with their content, in order; None for what is no file. Blocking.
+
+    Args:
+        store: Where they are.
+        directory: What their names are relative to.
+        lengths: Their bytes, by name. Of longer ones fewer are held at a time.
+    """
+    names = list(lengths)
+    for start, stop in cuts(list(lengths.values()), _READ_BYTES, _READ_TOGETHER):
+        some = names[start:stop]
+        yield from zip(some, store.read_files([os.path.join(directory, name) for name in some]), strict=True)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class SealedDocuments:
@@ -325,18 +342,14 @@ class SealedDocuments:
             for full, digest in self.recorded.documents.items()
             if full.startswith(self.prefix) and full.partition("/")[0] not in deleted
         }
-        names = list(recorded)
-        for start, stop in cuts(list(recorded.values()), _READ_BYTES, _READ_TOGETHER):
-            paths = [os.path.join(self.directory, name) for name in names[start:stop]]
-            found = self.store.read_files(paths)
-            for name, path, data in zip(names[start:stop], paths, found, strict=True):
-                if data is None:
-                    yield MissingFileError(path, "is missing, and was written")
-                    continue
-                try:
-                    self.check(name, data)
-                except CorruptCheckpointError as error:
-                    yield error
+        for name, data in documents_of(self.store, self.directory, recorded):
+            if data is None:
+                yield MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
+                continue
+            try:
+                self.check(name, data)
+            except CorruptCheckpointError as error:
+                yield error
 
     def deleted_items(self) -> Collection[str]:
         """Name the items that were recorded and were deleted since, as `_CHECKPOINT_METADATA` says."""

@@ -31,14 +31,13 @@ from anyio import CancelScope, move_on_after
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
-from penstock.handlers.formats.orbax.checkpoint_documents import identity_in_mark
+from penstock.handlers.formats.orbax.checkpoint_documents import documents_of, identity_in_mark
 from penstock.handlers.formats.orbax.file_names import COMMIT_MARK
 from penstock.handlers.formats.orbax.joined_parts import FileShare, JoinedParts, Move, PartRecord, join_parts
 from penstock.handlers.formats.verification import RecordedRange
 from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.handlers.stores.publishing.reading import Reading, Snapshots, read_unchanged, reading
 from penstock.handlers.stores.publishing.workspace import Workspace
-from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ChecksumError,
@@ -65,9 +64,6 @@ MOST_BLOCK: Final = 16 * 2**20
 LEAST_BLOCK: Final = 2**16
 _SHARE: Final = 4  # of the budget; saves and restores have the rest, however slow the target is
 _CLEANING_S: Final = 60.0
-_READ_BYTES: Final = 4 * 2**20
-_READ_TOGETHER: Final = 256
-"""So many documents of so many bytes are read together: where each is a request, several at a time."""
 _PARTS: Final = "_PENSTOCK_PARTS"
 """Where processes tell the primary what is in their parts, and the primary what each of them brings."""
 
@@ -618,10 +614,11 @@ def _files_of(source: CopySource, document_bytes: int) -> _Files:
     )
 
     def read() -> Iterator[Document]:
-        for start, stop in cuts([files[name] for name in documents], _READ_BYTES, _READ_TOGETHER):
-            paths = [os.path.join(source.path, name) for name in documents[start:stop]]
-            for name, path, found in zip(documents[start:stop], paths, store.read_files(paths), strict=True):
-                yield Document(name, store.read_file(path) if found is None else found)  # which raises
+        for name, found in documents_of(store, source.path, {name: files[name] for name in documents}):
+            if found is None:
+                found = store.read_file(os.path.join(source.path, name))  # which raises
+
+            yield Document(name, found)
 
     nbytes = sum([files[name] for name in documents])
     return _Files(directories, data, read, nbytes, files, source, only)
